@@ -1,0 +1,5 @@
+"""``python -m traceaudit``."""
+
+from traceaudit.cli import main
+
+main()

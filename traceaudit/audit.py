@@ -1,0 +1,117 @@
+"""What an analysis found: headline figures, tables, pictures and files."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from traceaudit.attribute import Attribution
+from traceaudit.errors import InputError
+from traceaudit.leaves import Bucket, Leaf
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True, repr=False)
+class Audit:
+    """The lost time of a run.
+
+    Attributes:
+        result: the content of ``result.json``.
+        attribution: the tables behind it.
+    """
+
+    result: dict[str, Any]
+    attribution: Attribution
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilisation, 0 to 1; None where the peak or the model FLOPs are unknown."""
+        mfu: float | None = self.result["job"]["mfu"]
+        return mfu
+
+    @property
+    def leaves(self) -> pd.DataFrame:
+        """Nanoseconds by ``rank, step, bucket, leaf``; the leaves of a rank's step add up to its window."""
+        ledger = self.attribution.ledger
+        leaves = [Leaf(code) for code in ledger["leaf"]]
+        return pd.DataFrame(
+            {
+                "rank": ledger["rank"],
+                "step": ledger["step"],
+                "bucket": [leaf.bucket.value for leaf in leaves],
+                "leaf": [leaf.label for leaf in leaves],
+                "ns": ledger["ns"],
+            }
+        )
+
+    @property
+    def buckets(self) -> pd.DataFrame:
+        """Nanoseconds, one row a rank and step, one column a bucket, in the order of the waterfall."""
+        table = self.leaves.pivot_table(
+            index=["rank", "step"], columns="bucket", values="ns", aggfunc="sum", fill_value=0
+        )
+        return table.reindex(columns=[bucket.value for bucket in Bucket], fill_value=0).rename_axis(columns=None)
+
+    @property
+    def kernels(self) -> pd.DataFrame:
+        """GPU activities by name: ``name, kind, family, count, ns, flops``, the longest in sum first."""
+        return pd.DataFrame(self.result["kernels"])
+
+    @property
+    def collectives(self) -> pd.DataFrame:
+        """Communications by group and kind: counts, bytes, and exposed, waiting and transfer time in ns."""
+        return pd.DataFrame(self.result["collectives"])
+
+    @property
+    def headline(self) -> str:
+        """The result in one sentence."""
+        from traceaudit.report.rows import headline
+
+        return headline(self.result)
+
+    def waterfall(self, ax: "Axes | None" = None) -> "Axes":
+        """Draw the waterfall from peak to MFU; returns the Axes."""
+        from traceaudit.report.figures import waterfall
+
+        return waterfall(self.result, ax)
+
+    def to_json(self, path: str | Path, *, force: bool = False) -> None:
+        """Write ``result.json``.
+
+        Raises:
+            InputError: the file exists and `force` is not set.
+        """
+        from traceaudit.report.json_file import to_json
+
+        write(Path(path), to_json(self.result), force=force)
+
+    def to_html(self, path: str | Path, *, force: bool = False) -> None:
+        """Write the report: one HTML file that fetches nothing.
+
+        Raises:
+            InputError: the file exists and `force` is not set.
+        """
+        from traceaudit.report.html import to_html
+
+        write(Path(path), to_html(self.result).encode(), force=force)
+
+    def __repr__(self) -> str:
+        """Return the headline."""
+        return f"<Audit: {self.headline}>"
+
+
+def write(path: Path, content: bytes, *, force: bool) -> None:
+    """Write a file that must not exist yet, unless `force` is set.
+
+    Raises:
+        InputError: it exists, or cannot be written.
+    """
+    if path.exists() and not force:
+        raise InputError(f"{path} exists; pass --force to overwrite it.")
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error

@@ -1,0 +1,251 @@
+"""The command line: a thin skin over `traceaudit.analyze` and `traceaudit.simulate`."""
+
+import re
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from traceaudit import __version__
+from traceaudit.errors import TraceAuditError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from traceaudit.audit import Audit
+    from traceaudit.pipeline import Progress
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+EXIT_INPUT, EXIT_BELOW, EXIT_UNRELIABLE = 1, 3, 4
+
+EPILOG = (
+    "Exit codes: 0 fine; 1 the input could not be analysed; 2 wrong usage; 3 --fail-under tripped; "
+    "4 --strict and the attribution is not reliable."
+)
+
+
+class Numbers(click.ParamType[frozenset[int]]):
+    """A set of numbers such as ``3-7`` or ``5,6``."""
+
+    name = "numbers"
+
+    def convert(
+        self,
+        value: object,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> frozenset[int]:
+        """Return the numbers; wrong text is a usage error."""
+        if isinstance(value, frozenset):
+            return value
+        found: set[int] = set()
+        for part in str(value).split(","):
+            low, _, high = part.strip().partition("-")
+            if (
+                not low.isdigit()
+                or (high and not high.isdigit())
+                or int(high or low) - int(low) not in range(1_000_000)
+            ):
+                self.fail(f"{value!r} is no list of numbers such as 3-7 or 5,6", param, ctx)
+            found |= set(range(int(low), int(high or low) + 1))
+        return frozenset(found)
+
+
+class Pattern(click.ParamType[str]):
+    """A regular expression."""
+
+    name = "regex"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text of the expression; one that does not compile is a usage error."""
+        try:
+            re.compile(str(value))
+        except re.error as error:
+            self.fail(f"{value!r} is no regular expression: {error}", param, ctx)
+        return str(value)
+
+
+@click.group(epilog=EPILOG)
+@click.version_option(__version__, prog_name="traceaudit")
+def main() -> None:
+    """Where did the missing MFU go? Attribute the lost time of a training run from its torch.profiler traces."""
+
+
+@contextmanager
+def _reported() -> "Iterator[None]":
+    """Turn an error of ours into a message and exit code 1."""
+    try:
+        yield
+    except TraceAuditError as error:
+        click.echo(f"traceaudit: {error}", err=True)
+        sys.exit(EXIT_INPUT)
+
+
+def _model_options(command: Command) -> Command:
+    """Add the options that describe the run; names and values of ``run.json``."""
+    for option in reversed(
+        (
+            click.option("--params", type=float, help="Parameters of the model, e.g. 70e9."),
+            click.option("--tokens-per-step", type=float, help="Tokens of one optimizer step, the whole job together."),
+            click.option("--layers", type=float, help="Layers, for attention FLOPs."),
+            click.option("--hidden", type=float, help="Hidden size, for attention FLOPs."),
+            click.option("--seq-len", type=float, help="Sequence length, for attention FLOPs."),
+            click.option("--dtype", help="Element type of the matrix products: bf16, fp16, fp8, tf32, fp32, fp4."),
+            click.option(
+                "--attention-flops/--no-attention-flops",
+                default=None,
+                help="Count attention on top of 6 x params x tokens.  [default: no]",
+            ),
+            click.option(
+                "--causal/--full-attention", default=None, help="Count only the causal half of it.  [default: full]"
+            ),
+            click.option("--gpu", help="GPU model, where the traces do not name it."),
+            click.option("--peak-tflops", type=float, help="Dense peak of one GPU, instead of the table."),
+            *(
+                click.option(f"--{name}", type=click.IntRange(min=1), help=f"Degree of {meaning} parallelism.")
+                for name, meaning in (
+                    ("pp", "pipeline"),
+                    ("tp", "tensor"),
+                    ("dp", "data"),
+                    ("cp", "context"),
+                    ("ep", "expert"),
+                )
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@main.command(epilog=EPILOG)
+@click.argument("traces", nargs=-1, required=True)
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the HTML report.")
+@click.option("--json", "json_path", help="Write result.json; - for standard output instead of the report.")
+@click.option("--force", is_flag=True, help="Overwrite existing output files.")
+@click.option("--config", type=click.Path(exists=True, dir_okay=False), help="What ran: a run.json.")
+@_model_options
+@click.option("--steps", type=Numbers(), help="Steps to analyse, e.g. 3-7 or 5,6.")
+@click.option("--step-marker", type=Pattern(), help="Regular expression of the annotations that begin a step.")
+@click.option("--whole-trace", is_flag=True, help="Take each whole trace as one window.")
+@click.option("--ranks", type=Numbers(), help="Ranks to analyse, e.g. 0-7.")
+@click.option("--quiet", is_flag=True, help="Print no report and no progress.")
+@click.option("--fail-under", type=float, metavar="MFU%", help="Exit with 3 if MFU is below, or unknown.")
+@click.option("--strict", is_flag=True, help="Exit with 4 if the attribution is not reliable.")
+def analyze(
+    traces: tuple[str, ...],
+    output: Path | None,
+    json_path: str | None,
+    force: bool,
+    config: str | None,
+    steps: frozenset[int] | None,
+    step_marker: str | None,
+    whole_trace: bool,
+    ranks: frozenset[int] | None,
+    quiet: bool,
+    fail_under: float | None,
+    strict: bool,
+    **model: float | str | bool | None,
+) -> None:
+    """Attribute the lost time of a run from the traces of its ranks.
+
+    TRACES are directories, files or glob patterns (.json, .json.gz).
+    """
+    from traceaudit.pipeline import analyze as run
+    from traceaudit.steps import Selection
+
+    with _reported():
+        _refuse_overwriting([output, Path(json_path) if json_path and json_path != "-" else None], force=force)
+        with _progress(quiet=quiet) as progress:
+            audit = run(
+                list(traces),
+                config=config,
+                selection=Selection(steps, step_marker, whole_trace),
+                ranks=ranks,
+                progress=progress,
+                **model,
+            )
+        _write(audit, output, json_path, force=force, quiet=quiet)
+    mfu = audit.mfu
+    if fail_under is not None and (mfu is None or mfu * 100 < fail_under):
+        reached = "unknown" if mfu is None else f"{mfu:.2%}"
+        click.echo(f"traceaudit: MFU is {reached}, below --fail-under {fail_under:g} %", err=True)
+        sys.exit(EXIT_BELOW)
+    if strict and not audit.result["quality"]["reliable"]:
+        click.echo("traceaudit: the attribution is not reliable (--strict)", err=True)
+        sys.exit(EXIT_UNRELIABLE)
+
+
+def _refuse_overwriting(paths: list[Path | None], *, force: bool) -> None:
+    """Fail before the work, not after it."""
+    from traceaudit.errors import InputError
+
+    for path in paths:
+        if path is not None and path.exists() and not force:
+            raise InputError(f"{path} exists; pass --force to overwrite it.")
+
+
+def _write(audit: "Audit", output: Path | None, json_path: str | None, *, force: bool, quiet: bool) -> None:
+    """Write what was asked for; the report goes to standard output unless the JSON does."""
+    from rich.console import Console
+
+    from traceaudit.report.json_file import to_json
+    from traceaudit.report.terminal import print_report
+
+    if json_path == "-":
+        click.echo(to_json(audit.result))
+    elif not quiet:
+        print_report(audit.result, Console())
+    if json_path not in (None, "-"):
+        audit.to_json(str(json_path), force=force)
+    if output is not None:
+        audit.to_html(output, force=force)
+    for path in (json_path if json_path != "-" else None, output):
+        if path is not None and not quiet:
+            click.echo(f"wrote {path}", err=True)
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> "Iterator[Progress | None]":
+    """Show a bar on a terminal, nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    with Bar(console=console, transient=True) as bar:
+        task = bar.add_task("reading", total=None)
+
+        def report(done: int, total: int, path: Path) -> None:
+            bar.update(task, completed=done, total=total, description=f"reading {path.name}".replace("[", "\\["))
+
+        yield report
+
+
+@main.command()
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--scenario", help="Which fault to plant; without it, the scenarios are listed.")
+@click.option("--force", is_flag=True, help="Overwrite existing files.")
+def simulate(directory: Path, scenario: str | None, force: bool) -> None:
+    """Write the traces of a simulated run whose lost time is known.
+
+    Beside the traces stand run.json, which `analyze` reads, and truth.json with the planted answer.
+    """
+    from traceaudit.simulate import SCENARIOS
+    from traceaudit.simulate import simulate as run
+
+    if scenario is None or scenario not in SCENARIOS:
+        listed = "\n".join(f"  {name:<18} {entry.description}" for name, entry in SCENARIOS.items())
+        raise click.UsageError(f"choose a --scenario:\n{listed}")
+    with _reported():
+        run(directory, scenario, force=force)
+    click.echo(f"wrote {directory}; next: traceaudit analyze {directory}", err=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,601 @@
+"""Read one trace file into columns, in bounded memory, whatever wrote it.
+
+A trace is a JSON list of events, one after another with the same bytes between them. The reader learns those bytes
+from the first two events, cuts the (inflating) stream there, and decodes whole chunks of events into small typed
+structs that hold only the fields later stages need. An event that is not JSON costs itself, not the file: unescaped
+quotes in names and bare ``inf`` are repaired, a torn file keeps its complete events, and what is lost is counted.
+"""
+
+import json
+import re
+import zlib
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from itertools import count
+from operator import attrgetter
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import numpy as np
+
+from traceaudit.errors import InputError, NotATraceError
+from traceaudit.events import CATEGORIES, Kind, frame_matters
+from traceaudit.intervals import Array
+
+BLOCK_BYTES = 4 << 20
+HEAD_LIMIT_BYTES = 64 << 20
+JOIN_LIMIT = 16  # pieces of a chunk joined to mend a cut inside an event
+
+Number = int | float | str | None
+
+
+class Args(msgspec.Struct, gc=False):
+    """The arguments of an event that later stages read; names as the profiler writes them."""
+
+    external: int = msgspec.field(default=-1, name="External id")
+    external_2021: int = msgspec.field(default=-1, name="external id")
+    correlation: int = -1
+    stream: int = -1
+    device: int = -1
+    bytes: int = -1
+    sequence: int = msgspec.field(default=-1, name="Sequence number")
+    forward_thread: int = msgspec.field(default=-1, name="Fwd thread id")
+    dims: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw, name="Input Dims")
+    dims_2021: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw, name="Input dims")
+    types: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw, name="Input type")
+    collective: str = msgspec.field(default="", name="Collective name")
+    group: Number = msgspec.field(default="", name="Process Group Name")
+    group_description: str = msgspec.field(default="", name="Process Group Description")
+    group_ranks: str = msgspec.field(default="", name="Process Group Ranks")
+    group_size: int = msgspec.field(default=-1, name="Group size")
+    dtype: str = ""
+    in_elements: int = msgspec.field(default=-1, name="In msg nelems")
+    out_elements: int = msgspec.field(default=-1, name="Out msg nelems")
+    seq: int = msgspec.field(default=-1, name="Seq")
+    source_rank: int = msgspec.field(default=-1, name="Src Rank")
+    destination_rank: int = msgspec.field(default=-1, name="Dst Rank")
+    root: int = msgspec.field(default=-1, name="Rank")
+    name: Number = ""
+
+
+class Event(msgspec.Struct, gc=False):
+    """One trace event; times stay text, so that they become nanoseconds exactly."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: str | None = None
+    pid: Number = -1
+    tid: Number = -1
+    ts: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    dur: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    args: Args | None = None
+
+
+NO_ARGS = Args()
+COLLECTIVE_FIELDS = (
+    "collective",
+    "group",
+    "group_description",
+    "group_ranks",
+    "group_size",
+    "dtype",
+    "in_elements",
+    "out_elements",
+    "seq",
+    "source_rank",
+    "destination_rank",
+    "root",
+)
+INTEGER_ARGS = ("external", "correlation", "stream", "device", "bytes", "sequence", "forward_thread")
+
+
+@dataclass
+class RawTrace:
+    """The complete events of one file, as columns, with the file's own clock and vocabulary.
+
+    Attributes:
+        path: the file.
+        metadata: every top-level key but the events; empty when the file is a bare list.
+        columns: int64 arrays of equal length: ``kind`` (`Kind`), ``name``, ``dims`` and ``types`` (indices into
+            `texts`, -1 where absent), ``ts`` and ``dur`` in nanoseconds, ``pid``, ``tid``, ``collective`` (row of
+            `collectives`, -1 where absent) and the integer arguments of `Args`.
+        texts: the distinct names and shapes.
+        collectives: one tuple a collective's event, fields as `COLLECTIVE_FIELDS`.
+        thread_names: native names by thread id.
+        host_processes: ids of processes that wrote host rows.
+        dropped: events lost (unreadable or with an unusable time).
+        repaired: events that were readable only after a repair.
+        torn: the file ends before its list does.
+    """
+
+    path: Path
+    metadata: dict[str, Any] = field(default_factory=dict)
+    columns: dict[str, Array] = field(default_factory=dict)
+    texts: list[str] = field(default_factory=list)
+    collectives: list[tuple[Any, ...]] = field(default_factory=list)
+    thread_names: dict[int, str] = field(default_factory=dict)
+    dropped: int = 0
+    repaired: int = 0
+    torn: bool = False
+
+
+def load(path: Path) -> RawTrace:
+    """Read a ``.json`` or ``.json.gz`` trace.
+
+    Raises:
+        NotATraceError: the file holds no list of events.
+        InputError: the file cannot be opened.
+    """
+    trace = RawTrace(path)
+    try:
+        with path.open("rb") as file:
+            source = _Inflating(file)
+            text = _EventText(source)
+            columns = _Columns(trace)
+            for chunk in text:
+                columns.add(*_decode(chunk, text))
+            trace.metadata = text.metadata()
+            trace.torn = text.torn or source.torn
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    columns.finish()
+    trace.dropped += text.dropped
+    trace.repaired += text.repaired
+    return trace
+
+
+class _Inflating:
+    """Bytes of a plain or gzipped file; a gzip that is cut or damaged gives what can be inflated."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._inflate = zlib.decompressobj(31) if file.read(2) == b"\x1f\x8b" else None
+        self._inside = False  # a member has begun and not ended
+        self._members = 0
+        self.torn = False
+        file.seek(0)
+
+    def read(self, size: int) -> bytes:
+        """Return about `size` bytes, or nothing at the end."""
+        if self._inflate is None:
+            return self._file.read(size)
+        parts: list[bytes] = []
+        while size > 0:
+            compressed = self._inflate.unconsumed_tail
+            if self._inflate.eof:  # another member follows, or the end
+                compressed = self._inflate.unused_data
+                self._inflate = zlib.decompressobj(31)
+                self._inside = False
+                self._members += 1
+            compressed = compressed or self._file.read(1 << 18)
+            if not compressed:
+                self.torn |= self._inside
+                break
+            try:
+                part = self._inflate.decompress(compressed, size)
+            except zlib.error:
+                self.torn |= self._inside or not self._members  # else padding after the last member
+                break
+            self._inside = True
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+
+BARE_NUMBER = re.compile(rb"(:\s*)-?(?:inf|nan|Infinity|NaN|N/A)\b")
+QUOTED_NAME = re.compile(rb'("name":\s*")(.*?)("\s*,\s*(?:\n|"(?:pid|ph|cat|tid|ts)"))', re.DOTALL)
+ESCAPE_BEFORE_QUOTE = re.compile(rb'\\(?!["\\/bfnrtu])')
+
+
+class _EventText:
+    """Iterates over chunks of whole events; keeps the text around the list as metadata."""
+
+    def __init__(self, source: _Inflating) -> None:
+        self._source = source
+        self._head = b""
+        self._tail = b""
+        self.separator = b""
+        self.torn = False
+        self.ended = False
+        self.dropped = 0
+        self.repaired = 0
+        self.carry = b""
+
+    def __iter__(self) -> Iterator[bytes]:
+        buffer = self._open_list()
+        if not buffer:
+            return
+        self.separator = _separator(buffer)
+        rest = buffer[1:]
+        while not self.ended:
+            cut = rest.rfind(self.separator)
+            if cut >= 0:
+                yield rest[:cut]
+                rest = rest[cut + len(self.separator) :]
+            more = self._source.read(BLOCK_BYTES)
+            if not more:
+                break
+            if len(rest) > HEAD_LIMIT_BYTES:
+                raise NotATraceError(f"an event of more than {HEAD_LIMIT_BYTES >> 20} MiB; not a profiler trace")
+            rest += more
+        if self.ended:
+            while rest and len(self._tail) < HEAD_LIMIT_BYTES:
+                self._tail += rest
+                rest = self._source.read(BLOCK_BYTES)
+            return
+        yield from self._last(rest)
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the top-level keys beside the events, as far as they can be read."""
+        if self._head.lstrip()[:1] == b"[":
+            return {}
+        text = self._head + b"]" + (self._tail if self._tail else b"}")
+        for attempt in (text, BARE_NUMBER.sub(rb"\1null", text).replace(b'/"', b"'")):
+            try:
+                found = json.loads(attempt.decode("utf-8", "replace"), strict=False)
+            except ValueError:
+                continue
+            if isinstance(found, dict):
+                found.pop("traceEvents", None)
+                return found
+        return _salvage(text.decode("utf-8", "replace"))
+
+    def end(self, tail: bytes) -> None:
+        """Note that the list of events closed; `tail` is what follows the bracket."""
+        self.ended = True
+        self._tail = tail
+
+    def extend_tail(self, text: bytes) -> None:
+        self._tail += text
+
+    def _open_list(self) -> bytes:
+        """Read up to the first event; return the buffer from its brace on, or nothing if the list is empty."""
+        buffer = b""
+        while True:
+            more = self._source.read(BLOCK_BYTES if buffer else 1 << 16)
+            buffer += more
+            opened = _list_start(buffer)
+            if opened is not None and (len(buffer) - opened > 1 << 17 or not more):
+                break
+            if not more or len(buffer) > HEAD_LIMIT_BYTES:
+                if opened is None:
+                    raise NotATraceError('no "traceEvents" list and no list at top level; not a profiler trace')
+                break
+        self._head, rest = buffer[:opened], buffer[opened:].lstrip()
+        if rest[:1] == b"]":
+            self.end(rest[1:])
+            return b""
+        if rest[:1] != b"{":
+            if rest:
+                raise NotATraceError("the list of trace events holds no objects; not a profiler trace")
+            self.torn = True
+            return b""
+        return rest
+
+    def _last(self, rest: bytes) -> Iterator[bytes]:
+        """Yield the last event if it is whole, and note the tail."""
+        for text in (rest, _repair(rest)):
+            closed = _object_end(b"{" + text)
+            if closed is not None and text[closed - 1 :].lstrip()[:1] == b"]":
+                yield text[: closed - 2]
+                self.end(text[closed - 1 :].lstrip()[1:])
+                return
+            if closed is not None:  # whole, but the list is not closed
+                self.torn = True
+                yield text[: closed - 2]
+                return
+        self.torn = True
+        self.dropped += bool(rest.strip())
+
+
+def _list_start(buffer: bytes) -> int | None:
+    """Return the offset just after the bracket that opens the events."""
+    lead = len(buffer) - len(buffer.lstrip())
+    if buffer[lead : lead + 1] == b"[":
+        return lead + 1
+    key = buffer.find(b'"traceEvents"')
+    bracket = buffer.find(b"[", key) if key >= 0 else -1
+    return bracket + 1 if bracket >= 0 else None
+
+
+def _object_end(text: bytes) -> int | None:
+    """Return the offset after the JSON object that `text` begins with, or nothing if it is torn or not JSON."""
+    decoded = text.decode("utf-8", "surrogateescape")
+    try:
+        end = json.JSONDecoder(strict=False).raw_decode(decoded)[1]
+    except (ValueError, RecursionError):
+        return None
+    return len(decoded[:end].encode("utf-8", "surrogateescape"))
+
+
+def _separator(buffer: bytes) -> bytes:
+    """Return the bytes from the end of the first event to the brace of the second, with the indent before the end."""
+    end = _object_end(buffer[: 1 << 20])
+    if end is None:  # an unescaped quote in the first event: try the layout of the C++ writers
+        return b"\n  },\n  {"
+    following = buffer.find(b"{", end)
+    if following < 0 or buffer[end:following].strip() != b",":
+        return b"},{"
+    body = buffer[: end - 1]
+    indent = body[len(body.rstrip(b" ")) :]
+    newline = b"\n" if body.rstrip(b" ").endswith(b"\n") else b""
+    return (newline + indent if newline else b"") + buffer[end - 1 : following + 1]
+
+
+CHUNK_DECODER = msgspec.json.Decoder(list[Event])
+EVENT_DECODER = msgspec.json.Decoder(Event)
+
+
+def _decode(chunk: bytes, text: _EventText) -> tuple[list[Event], int, int]:
+    """Return the events of a chunk, and how many were repaired and dropped."""
+    if text.ended:
+        text.extend_tail(text.separator + chunk)
+        return [], 0, 0
+    if text.carry:
+        chunk, text.carry = text.carry + text.separator + chunk, b""
+    try:
+        return CHUNK_DECODER.decode(b"[{" + chunk + b"}]"), 0, 0
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _decode_one_by_one(chunk, text)
+
+
+def _decode_one_by_one(chunk: bytes, text: _EventText) -> tuple[list[Event], int, int]:
+    """Decode a chunk that holds something unusual, event by event, mending what can be mended."""
+    events: list[Event] = []
+    repaired = dropped = 0
+    pieces = chunk.split(text.separator)
+    at = 0
+    while at < len(pieces):
+        piece = b"{" + pieces[at] + b"}"
+        event = _plain(piece)
+        if event is None and (closed := _list_end(b"{" + pieces[at])) is not None:
+            event = _plain(closed[0])
+            text.end(text.separator.join([closed[1], *pieces[at + 1 :]]))
+            at = len(pieces)
+        if event is None and at < len(pieces):
+            event = _plain(_repair(piece))
+            repaired += event is not None
+        if event is None and at < len(pieces):
+            event, used = _joined(pieces[at : at + JOIN_LIMIT], text.separator)
+            if event is None and at + JOIN_LIMIT >= len(pieces) and _may_continue(pieces[at:], text):
+                text.carry = text.separator.join(pieces[at:])
+                break
+            at += used
+        if event is None:
+            dropped += 1
+        else:
+            events.append(event)
+        at += 1
+    return events, repaired, dropped
+
+
+def _may_continue(pieces: list[bytes], text: _EventText) -> bool:
+    """Tell whether the last pieces of a chunk may be an event that was cut at bytes inside it."""
+    torn_inside = b"\n" not in text.separator
+    return torn_inside and sum(map(len, pieces)) < BLOCK_BYTES
+
+
+def _joined(pieces: list[bytes], separator: bytes) -> tuple[Event | None, int]:
+    """Return the event that the first pieces form together, and how many beyond the first were used."""
+    for used in range(1, len(pieces)):
+        event = _plain(b"{" + separator.join(pieces[: used + 1]) + b"}")
+        if event is not None:
+            return event, used
+    return None, 0
+
+
+def _list_end(piece: bytes) -> tuple[bytes, bytes] | None:
+    """Split a piece that runs past the end of the list into its last event and the text after the bracket."""
+    closed = _object_end(piece)
+    if closed is None or piece[closed:].lstrip()[:1] != b"]":
+        return None
+    return piece[:closed], piece[closed:].lstrip()[1:]
+
+
+def _repair(piece: bytes) -> bytes:
+    """Escape the quotes inside a name, drop escapes JSON does not know, and blank bare ``inf`` and ``nan``."""
+    piece = BARE_NUMBER.sub(rb"\1null", piece)
+    piece = ESCAPE_BEFORE_QUOTE.sub(rb"\\\\", piece)
+    return QUOTED_NAME.sub(lambda m: m[1] + m[2].replace(b'\\"', b'"').replace(b'"', b'\\"') + m[3], piece)
+
+
+def _plain(piece: bytes) -> Event | None:
+    """Decode one event, coercing fields of an unexpected type; nothing if it is not JSON."""
+    try:
+        return EVENT_DECODER.decode(piece)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    try:
+        found = json.loads(piece.decode("utf-8", "replace"), strict=False)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    args = found.get("args")
+    return Event(
+        ph=str(found.get("ph", "")),
+        cat=str(found.get("cat", "")),
+        name=str(found.get("name", "")),
+        pid=_scalar(found.get("pid", -1)),
+        tid=_scalar(found.get("tid", -1)),
+        ts=msgspec.Raw(str(found.get("ts", "")).encode()),
+        dur=msgspec.Raw(str(found.get("dur", "")).encode()),
+        args=_coerced_args(args) if isinstance(args, dict) else None,
+    )
+
+
+def _scalar(value: object) -> Number:
+    return value if isinstance(value, int | float | str) else -1
+
+
+def _coerced_args(found: dict[str, Any]) -> Args:
+    """Build `Args` from arguments of any type; a value that does not fit its field is left out."""
+    args = Args()
+    for info in msgspec.structs.fields(Args):
+        value = found.get(info.encode_name)
+        if value is None:
+            continue
+        if info.type is int:
+            setattr(args, info.name, _integer(value, -1))
+        elif info.type is msgspec.Raw:
+            setattr(args, info.name, msgspec.Raw(json.dumps(value).encode()))
+        else:
+            setattr(args, info.name, str(value))
+    return args
+
+
+def _integer(value: object, otherwise: int) -> int:
+    try:
+        number = int(value)  # type: ignore[call-overload]  # anything may stand in a trace
+    except (TypeError, ValueError, OverflowError):
+        return otherwise
+    return number if -(1 << 63) <= number < 1 << 63 else otherwise
+
+
+class _Columns:
+    """Turns decoded events into columns, chunk by chunk."""
+
+    def __init__(self, trace: RawTrace) -> None:
+        self._trace = trace
+        self._parts: dict[str, list[Array]] = defaultdict(list)
+        self._codes: defaultdict[str, int] = defaultdict(count().__next__)
+        self._frames: dict[str, bool] = {}
+        self._words: defaultdict[str, int] = defaultdict(count(-1000, -1).__next__)
+
+    def add(self, events: list[Event], repaired: int, dropped: int) -> None:
+        """Append the events of a chunk that later stages read."""
+        self._trace.repaired += repaired
+        self._trace.dropped += dropped
+        kept: list[Event] = []
+        kinds: list[int] = []
+        for event in events:
+            if event.ph == "X":
+                kind = CATEGORIES.get(event.cat or "", Kind.OTHER)
+                if kind == Kind.OTHER:
+                    kind = CATEGORIES.get((event.cat or "").lower(), Kind.OTHER)
+                if kind == Kind.OTHER or (kind == Kind.FRAME and not self._wanted(event.name or "")):
+                    continue
+                kept.append(event)
+                kinds.append(kind)
+            elif event.ph == "M" and event.name == "thread_name" and event.args is not None:
+                self._trace.thread_names[self._number(event.tid)] = str(event.args.name)
+        if kept:
+            self._append(kept, kinds)
+
+    def finish(self) -> None:
+        """Join the chunks."""
+        names = ("kind", "name", "ts", "dur", "pid", "tid", "dims", "types", "collective", *INTEGER_ARGS)
+        self._trace.columns = {
+            name: np.concatenate(self._parts[name]) if self._parts[name] else np.empty(0, np.int64) for name in names
+        }
+        self._parts.clear()
+        self._trace.texts = list(self._codes)
+
+    def _append(self, kept: list[Event], kinds: list[int]) -> None:
+        size = len(kept)
+        starts, bad_starts = _nanoseconds([bytes(event.ts) for event in kept])
+        lengths, bad_lengths = _nanoseconds([bytes(event.dur) for event in kept])
+        bad = bad_starts | bad_lengths
+        if bad.any():
+            self._trace.dropped += int(bad.sum())
+            kept = [event for event, lost in zip(kept, bad, strict=True) if not lost]
+            kinds = [kind for kind, lost in zip(kinds, bad, strict=True) if not lost]
+            starts, lengths, size = starts[~bad], lengths[~bad], len(kept)
+        args = [event.args or NO_ARGS for event in kept]
+        parts = self._parts
+        parts["ts"].append(starts)
+        parts["dur"].append(lengths)
+        parts["kind"].append(np.array(kinds, np.int64))
+        codes = self._codes
+        parts["name"].append(np.fromiter((codes[event.name or ""] for event in kept), np.int64, size))
+        parts["pid"].append(self._numbers(list(map(attrgetter("pid"), kept))))
+        parts["tid"].append(self._numbers(list(map(attrgetter("tid"), kept))))
+        parts["dims"].append(np.array([self._text(bytes(a.dims) or bytes(a.dims_2021)) for a in args], np.int64))
+        parts["types"].append(np.array([self._text(bytes(a.types)) for a in args], np.int64))
+        parts["collective"].append(np.array([self._collective(a) for a in args], np.int64))
+        for name in INTEGER_ARGS:
+            parts[name].append(self._numbers(list(map(attrgetter(name), args))))
+        parts["external"][-1] = np.maximum(parts["external"][-1], self._numbers([a.external_2021 for a in args]))
+
+    def _wanted(self, frame: str) -> bool:
+        wanted = self._frames.get(frame)
+        if wanted is None:
+            wanted = self._frames[frame] = frame_matters(frame)
+        return wanted
+
+    def _text(self, text: bytes) -> int:
+        return self._codes[text.decode("utf-8", "replace")] if text else -1
+
+    def _collective(self, args: Args) -> int:
+        if not args.collective:
+            return -1
+        self._trace.collectives.append(tuple(getattr(args, name) for name in COLLECTIVE_FIELDS))
+        return len(self._trace.collectives) - 1
+
+    def _number(self, value: Number) -> int:
+        if isinstance(value, int) and -(1 << 63) <= value < 1 << 63:
+            return value
+        number = _integer(value, -(1 << 63))
+        return number if number != -(1 << 63) else self._words[str(value)]
+
+    def _numbers(self, values: list[Any]) -> Array:
+        try:
+            return np.fromiter(values, np.int64, len(values))
+        except (TypeError, ValueError, OverflowError):
+            return np.array([self._number(value) for value in values], np.int64)
+
+
+THREE_DECIMALS = re.compile(rb"\d\.\d{3}(?![\deE])")
+
+
+def _nanoseconds(texts: list[bytes]) -> tuple[Array, np.ndarray[Any, np.dtype[np.bool_]]]:
+    """Return microsecond texts as exact integer nanoseconds, and which of them are no usable number.
+
+    A missing duration is zero; a value beyond int64 is unusable.
+    """
+    size = len(texts)
+    joined = b",".join(texts)
+    dots = joined.count(b".")
+    good = np.zeros(size, np.bool_)
+    try:
+        if dots == size and len(THREE_DECIMALS.findall(joined)) == size:
+            return np.fromiter(map(int, joined.replace(b".", b"").split(b",")), np.int64, size), good
+        if dots == 0:
+            return np.fromiter(map(int, texts), np.int64, size) * 1000, good
+    except (ValueError, OverflowError):
+        pass
+    values = [_exact(text) for text in texts]
+    bad = np.array([value is None for value in values], np.bool_)
+    return np.array([value or 0 for value in values], np.int64), bad
+
+
+def _exact(text: bytes) -> int | None:
+    """Return one microsecond text as nanoseconds, rounded half to even below one."""
+    if not text or text == b"null":
+        return 0
+    try:
+        value = int((Decimal(text.decode().strip('"')) * 1000).to_integral_value())
+    except (InvalidOperation, ValueError, OverflowError, UnicodeDecodeError):
+        return None
+    return value if abs(value) < 1 << 62 else None
+
+
+SALVAGED = ("baseTimeNanoseconds", "distributedInfo", "deviceProperties", "host_name", "record_shapes", "with_stack")
+
+
+def _salvage(text: str) -> dict[str, Any]:
+    """Return the values of the most needed keys from metadata that is not JSON as a whole."""
+    found: dict[str, Any] = {}
+    decoder = json.JSONDecoder(strict=False)
+    for key in SALVAGED:
+        match = re.search(rf'"{key}"\s*:\s*', text)
+        if match is None:
+            continue
+        try:
+            found[key] = decoder.raw_decode(text, match.end())[0]
+        except ValueError:
+            continue
+    return found

@@ -1,0 +1,139 @@
+"""Which files are the traces of a run, and whether they belong together."""
+
+import glob
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from traceaudit.account import RankAccount
+from traceaudit.errors import InputError
+
+SUFFIXES = (".json", ".json.gz")
+OWN_FILES = frozenset({"run.json", "truth.json", "result.json", "config.json"})
+APART_NS = 60 * 10**9  # recordings of one job that begin further apart than this are two
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file that may be a trace; `named` if the user named it rather than its directory."""
+
+    path: Path
+    named: bool
+
+
+def find(paths: Sequence[str | Path]) -> list[Source]:
+    """Return the files behind directories, files and glob patterns, each once.
+
+    Raises:
+        InputError: a path does not exist, or there is no file to read.
+    """
+    found: dict[Path, Source] = {}
+    for given in paths:
+        for path in _expanded(str(given)):
+            inside = sorted(_candidates(path)) if path.is_dir() else [path]
+            for file in inside:
+                found.setdefault(file.resolve(), Source(file, named=not path.is_dir()))
+    if not found:
+        listed = ", ".join(str(path) for path in paths)
+        raise InputError(
+            f"{listed}: no trace files (*.json, *.json.gz) found; pass the directory torch.profiler wrote to."
+        )
+    return list(found.values())
+
+
+def _expanded(given: str) -> list[Path]:
+    if Path(given).exists():
+        return [Path(given)]
+    matches = [Path(match) for match in sorted(glob.glob(given, recursive=True))]
+    if not matches:
+        raise InputError(f"{given}: no such file or directory.")
+    return matches
+
+
+def _candidates(directory: Path) -> Iterable[Path]:
+    for path in directory.rglob("*"):
+        if path.name.endswith(SUFFIXES) and path.name not in OWN_FILES and path.is_file():
+            yield path
+
+
+def one_job(accounts: Sequence[RankAccount]) -> tuple[list[RankAccount], list[str]]:
+    """Return the accounts of one recording of one job, each with its rank, and warnings.
+
+    Raises:
+        InputError: the files come from several jobs or several recordings, which must not be added up.
+    """
+    sizes = {account.origin.world_size for account in accounts} - {None}
+    if len(sizes) > 1:
+        raise InputError(_mixed("jobs of different world sizes", _grouped(accounts, "world_size")))
+    if len({account.origin.job for account in accounts}) > 1:
+        raise InputError(_mixed("different jobs", _grouped(accounts, "job")))
+    recordings = _recordings(accounts)
+    if len(recordings) > 1:
+        labelled = {_when(group): [account.origin.file.name for account in group] for group in recordings}
+        raise InputError(_mixed("recordings of different times", labelled))
+    accounts, warnings = _numbered(accounts)
+    twice = [rank for rank, group in _by_rank(accounts).items() if len(group) > 1]
+    if twice:
+        files = {f"rank {rank}": [a.origin.file.name for a in _by_rank(accounts)[rank]] for rank in twice[:3]}
+        raise InputError(_mixed("several files for one rank at the same time", files))
+    return sorted(accounts, key=lambda account: account.rank), warnings
+
+
+def _by_rank(accounts: Sequence[RankAccount]) -> dict[int | None, list[RankAccount]]:
+    groups: dict[int | None, list[RankAccount]] = defaultdict(list)
+    for account in accounts:
+        groups[account.origin.rank].append(account)
+    return groups
+
+
+def _grouped(accounts: Sequence[RankAccount], attribute: str) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = defaultdict(list)
+    for account in accounts:
+        groups[f"{attribute} {getattr(account.origin, attribute)}"].append(account.origin.file.name)
+    return groups
+
+
+def _mixed(what: str, groups: dict[str, list[str]]) -> str:
+    lines = [f"  {label}: {', '.join(files[:4])}{', …' if len(files) > 4 else ''}" for label, files in groups.items()]
+    return "\n".join([f"the files hold {what}; analyse one at a time by naming its files:", *lines])
+
+
+def _recordings(accounts: Sequence[RankAccount]) -> list[list[RankAccount]]:
+    """Group accounts whose recordings overlap in time, or nearly do while no rank occurs twice."""
+    timed = sorted((a for a in accounts if a.last_ns), key=lambda account: account.first_ns)
+    groups: list[list[RankAccount]] = []
+    for account in timed:
+        group = groups[-1] if groups else []
+        overlaps = bool(group) and account.first_ns < max(other.last_ns for other in group)
+        near = bool(group) and account.first_ns - group[0].first_ns < APART_NS
+        again = account.origin.rank in {other.origin.rank for other in group} - {None}
+        unknown = account.origin.rank is None
+        if group and (overlaps or (near and not again and not unknown)):
+            group.append(account)
+        else:
+            groups.append([account])
+    return groups
+
+
+def _when(group: Sequence[RankAccount]) -> str:
+    begun = datetime.fromtimestamp(min(account.first_ns for account in group) / 1e9, tz=UTC)
+    return f"{begun:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _numbered(accounts: Sequence[RankAccount]) -> tuple[list[RankAccount], list[str]]:
+    """Give ranks to accounts that have none, in the order of file names."""
+    unknown = sorted((a for a in accounts if a.origin.rank is None), key=lambda account: str(account.origin.file))
+    known = [account for account in accounts if account.origin.rank is not None]
+    if not unknown:
+        return known, []
+    processes = [process for account in unknown for process in account.origin.processes]
+    if len(set(processes)) < len(processes):
+        files = {"one process": [account.origin.file.name for account in unknown]}
+        raise InputError(_mixed("several recordings of one process", files))
+    free = iter(rank for rank in range(len(accounts) + len(known)) if rank not in {a.origin.rank for a in known})
+    numbered = [replace(a, origin=replace(a.origin, rank=next(free))) for a in unknown]
+    if len(accounts) == 1:
+        return numbered, []
+    return known + numbered, [f"{len(unknown)} files do not tell their rank; numbered in the order of their names"]

@@ -1,0 +1,227 @@
+"""From the ledger to the result: the waterfall, the per-rank rows and every figure's origin, as plain data."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from traceaudit import __version__
+from traceaudit.account import RankAccount
+from traceaudit.attribute import Attribution
+from traceaudit.classify import State
+from traceaudit.collectives import Instances, Layout
+from traceaudit.leaves import Bucket, Leaf
+from traceaudit.model import Numerator, Peak
+from traceaudit.roofline import Split
+
+SCHEMA_VERSION = 1
+UNRELIABLE_SHARE = 0.02  # unattributed time above which the attribution is not reliable
+LOSSES = tuple(bucket for bucket in Bucket if bucket != Bucket.ACHIEVED)
+
+
+def result(
+    *,
+    source: str,
+    accounts: Sequence[RankAccount],
+    attribution: Attribution,
+    split: Split,
+    peak: Peak | None,
+    numerator: Numerator | None,
+    plan: Layout,
+    instances: Instances,
+    world_size: int,
+    quality: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the content of ``result.json`` (schema version 1; see `traceaudit.leaves` for the names)."""
+    ledger, windows = attribution.ledger, attribution.windows
+    window = int(windows["window_ns"].sum())
+    by_leaf = _by_leaf(ledger)
+    memo = _memo(accounts, windows)
+    buckets = _buckets(ledger)
+    achieved, unattributed = buckets[Bucket.ACHIEVED], buckets[Bucket.UNATTRIBUTED]
+    mfu = achieved / window if split.done else None
+    hfu = None if mfu is None or split.recomputed_ns is None else mfu + split.recomputed_ns / window
+    reliable = unattributed <= UNRELIABLE_SHARE * window and bool(quality.get("reliable", True))
+    gpu = peak.gpu if peak is not None and peak.gpu else _gpu(accounts)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "traceaudit_version": __version__,
+        "source": source,
+        "job": {
+            "ranks_traced": int(windows["rank"].nunique()),
+            "world_size": world_size,
+            "steps": sorted(int(step) for step in windows["step"].unique()),
+            "window_ns": window,
+            "step_ns_median": int(windows["window_ns"].median()),
+            "gpu": gpu,
+            "mfu": mfu,
+            "hfu": hfu,
+            "buckets": {bucket.value: ns for bucket, ns in buckets.items()},
+            "leaves": [
+                {"bucket": leaf.bucket.value, "leaf": leaf.label, "ns": ns, "share": ns / window}
+                for leaf, ns in by_leaf.items()
+            ],
+            "waterfall": _rows(buckets, window, split),
+            "comm_ns": int(memo["comm_ns"].sum()),
+            "overlapped_comm_ns": int(memo["overlapped_comm_ns"].sum()),
+        },
+        "ranks": [_rank(account, attribution, memo, plan) for account in accounts],
+        "model": _model(split, peak, numerator),
+        "clock": {
+            "method": "none",
+            "note": "waits and transfers use the raw clocks of the ranks; clocks of several hosts may disagree",
+        },
+        "collectives": _collectives(attribution.collectives),
+        "kernels": _kernels(accounts),
+        "quality": {
+            **quality,
+            "reliable": reliable,
+            "unattributed_share": unattributed / window if window else 0.0,
+            "unmatched_communications": instances.unmatched,
+            "steps_left_out": [
+                *quality.get("steps_left_out", []),
+                *({"rank": rank, "step": step, "reason": reason} for rank, step, reason in attribution.left_out),
+            ],
+        },
+    }
+
+
+def _by_leaf(ledger: pd.DataFrame) -> dict[Leaf, int]:
+    sums = ledger.groupby("leaf")["ns"].sum()
+    return {Leaf(int(leaf)): int(ns) for leaf, ns in zip(sums.index.to_numpy(), sums.to_numpy(), strict=True)}
+
+
+def _buckets(ledger: pd.DataFrame) -> dict[Bucket, int]:
+    sums = dict.fromkeys(Bucket, 0)
+    for leaf, ns in _by_leaf(ledger).items():
+        sums[leaf.bucket] += ns
+    return sums
+
+
+def _rows(buckets: Mapping[Bucket, int], window: int, split: Split) -> list[dict[str, Any]]:
+    """Return the waterfall: from 100 % down by each bucket to MFU, or to the compute time where it is not split."""
+    last = {"row": "mfu", "share": buckets[Bucket.ACHIEVED] / window}
+    shown = [bucket for bucket in LOSSES if bucket != Bucket.UNATTRIBUTED or buckets[bucket]]
+    if not split.done:
+        shown.remove(Bucket.SUB_ROOFLINE)
+        last = {"row": "compute", "share": buckets[Bucket.SUB_ROOFLINE] / window}
+    return [
+        {"row": "peak", "share": 1.0},
+        *({"row": bucket.value, "share": -buckets[bucket] / window} for bucket in shown),
+        last,
+    ]
+
+
+def _memo(accounts: Sequence[RankAccount], windows: pd.DataFrame) -> pd.DataFrame:
+    frames = [account.memo.assign(rank=account.rank) for account in accounts if account.steps is not None]
+    return pd.concat(frames, ignore_index=True).merge(windows[["rank", "step"]], on=["rank", "step"])
+
+
+def _rank(account: RankAccount, attribution: Attribution, memo: pd.DataFrame, plan: Layout) -> dict[str, Any]:
+    rank = account.rank
+    own = attribution.ledger[attribution.ledger["rank"] == rank]
+    windows = attribution.windows[attribution.windows["rank"] == rank]
+    sums = memo[memo["rank"] == rank]
+    return {
+        "rank": rank,
+        "host": account.origin.host,
+        "file": account.origin.file.name,
+        "stage": plan.stage.get(rank),
+        "clock_offset_ns": 0,
+        "reliable": account.steps is not None,
+        "window_ns": int(windows["window_ns"].sum()),
+        "steps": [
+            {"step": int(step), "window_ns": int(ns), "buckets": _named(_buckets(own[own["step"] == step]))}
+            for step, ns in zip(windows["step"], windows["window_ns"], strict=True)
+        ],
+        "buckets": _named(_buckets(own)),
+        "busy_ns": int(sums["busy_ns"].sum()),
+        "comm_ns": int(sums["comm_ns"].sum()),
+        "overlapped_comm_ns": int(sums["overlapped_comm_ns"].sum()),
+    }
+
+
+def _named(buckets: Mapping[Bucket, int]) -> dict[str, int]:
+    return {bucket.value: ns for bucket, ns in buckets.items()}
+
+
+def _gpu(accounts: Sequence[RankAccount]) -> str | None:
+    names = {account.origin.device.name for account in accounts if account.origin.device and account.origin.device.name}
+    return ", ".join(sorted(names)) or None
+
+
+def _model(split: Split, peak: Peak | None, numerator: Numerator | None) -> dict[str, Any]:
+    counted = [flops for flops in split.counted_flops.values() if flops > 0]
+    counted_per_step = float(np.median(counted)) if counted else None
+    used = None
+    if split.source == "declared" and numerator is not None:
+        used = {
+            "source": "declared",
+            "formula": numerator.formula,
+            "flops_per_step": numerator.flops,
+            "attention_flops": numerator.attention,
+            "factors": [{"name": name, "value": value, "source": source} for name, value, source in numerator.factors],
+        }
+    elif split.source == "counted":
+        used = {
+            "source": "counted",
+            "formula": "2·m·k·n of aten::mm, addmm, bmm and baddbmm in the traces, recompute left out",
+            "flops_per_step": counted_per_step,
+            "attention_flops": False,
+            "factors": [],
+        }
+    return {
+        "split": split.done,
+        "reason": split.reason or None,
+        "peak": None
+        if peak is None
+        else {
+            "tflops": peak.tflops.get(peak.dtype),
+            "dtype": peak.dtype,
+            "gpu": peak.gpu,
+            "source": peak.source,
+        },
+        "numerator": used,
+        "declared_flops_per_step": numerator.flops if numerator else None,
+        "counted_flops_per_step": counted_per_step,
+        "counted_coverage": split.coverage,
+    }
+
+
+def _collectives(totals: pd.DataFrame) -> list[dict[str, Any]]:
+    if not len(totals):
+        return []
+    figures = ("count", "bytes", "transfer_ns", "wait_ns", "exposed_ns")
+    return [
+        {
+            "group": str(group),
+            "dim": Leaf(int(leaf)).label,
+            "kind": str(kind) or "unknown",
+            **{name: int(value) for name, value in zip(figures, values, strict=True)},
+        }
+        for group, leaf, kind, *values in zip(
+            *(totals[column] for column in ("group", "leaf", "kind", *figures)), strict=True
+        )
+    ]
+
+
+def _kernels(accounts: Sequence[RankAccount]) -> list[dict[str, Any]]:
+    """Return GPU activities by name, the longest in sum first."""
+    frames = [account.kernels for account in accounts if account.steps is not None]
+    table = pd.concat(frames, ignore_index=True)
+    table = table.groupby(["name", "state", "family"], as_index=False)[["count", "ns", "flops"]].sum()
+    table = table.sort_values(["ns", "name"], ascending=[False, True], kind="stable")
+    return [
+        {
+            "name": str(name),
+            "kind": State(int(state)).name.lower(),
+            "family": Leaf(int(family)).label if state == State.COMPUTE else State(int(state)).name.lower(),
+            "count": int(count),
+            "ns": int(ns),
+            "flops": float(flops) if flops > 0 else None,
+        }
+        for name, state, family, count, ns, flops in zip(
+            *(table[column] for column in ("name", "state", "family", "count", "ns", "flops")), strict=True
+        )
+    ]
