@@ -1,0 +1,347 @@
+"""The simulator lays down what it promises: its answer is one that the definitions demand."""
+
+import gzip
+import json
+from collections import defaultdict
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from traceaudit.errors import TraceAuditError
+from traceaudit.simulate import SCENARIOS, Layout, play, simulate, truth, write_trace
+from traceaudit.simulate.communication import SEND_STREAM
+from traceaudit.simulate.job import Clock, Collective, Group, Job, Node, RankProgram, Recv, Step, Wait
+from traceaudit.simulate.kernels import PEAK_FLOP_PER_S
+from traceaudit.simulate.kineto_rows import BASE_NS, ORIGIN_NS
+from traceaudit.simulate.recording import Interval, Recording, Span, clipped, shared_ns, union
+from traceaudit.simulate.scenarios import UNIT_NS, UnitPipeline, unit_pipeline
+
+LATENCY_NS, OVERHEAD_NS = 6_000, 12_000  # of a launch; head and call of an operator and that latency
+EPOCH_LAYOUTS = (Layout.ARRAY, Layout.KINETO_2021)
+
+
+@cache
+def played(scenario: str) -> tuple[Job, tuple[Recording, ...]]:
+    """Play a scenario once for all tests."""
+    job = SCENARIOS[scenario].build()
+    return job, play(job)
+
+
+def leaf_ns(recording: Recording, leaf: str, *, step: int = 4) -> int:
+    """Return what the truth holds under a leaf, or under all leaves of a bucket."""
+    leaves = next(known.leaves for known in recording.steps if known.number == step)
+    return sum(ns for name, ns in leaves.items() if name == leaf or name.startswith(f"{leaf}/"))
+
+
+def is_communication(span: Span) -> bool:
+    """Whether a kernel belongs to NCCL."""
+    return span.name.startswith("nccl")
+
+
+def gpu_spans(recording: Recording) -> list[Span]:
+    """Return what ran on the GPU."""
+    return [span for span in recording.spans if span.category in ("kernel", "gpu_memcpy")]
+
+
+every_scenario = pytest.mark.parametrize("scenario", SCENARIOS)
+
+
+@every_scenario
+def test_leaves_add_up_and_windows_abut(scenario: str) -> None:
+    """Every nanosecond of a step is in one leaf, and steps follow each other; all ranks end together."""
+    _, recordings = played(scenario)
+    for recording in recordings:
+        for step, following in pairwise(recording.steps):
+            assert step.end_ns == following.start_ns
+        assert all(sum(step.leaves.values()) == step.end_ns - step.start_ns for step in recording.steps)
+        last = max(span.end_ns for span in gpu_spans(recording))
+        assert last == recording.steps[-1].end_ns == recordings[0].steps[-1].end_ns
+
+
+@every_scenario
+def test_truth_agrees_with_the_rows(scenario: str) -> None:
+    """The state of the GPU counted from the rows is the truth summed by state, whatever the booking thought."""
+    _, recordings = played(scenario)
+    for recording in recordings:
+        rows = gpu_spans(recording)
+        kernels = [span for span in rows if span.category == "kernel"]
+        compute = union((s.start_ns, s.end_ns) for s in kernels if not is_communication(s))
+        communication = union((s.start_ns, s.end_ns) for s in kernels if is_communication(s))
+        copies = union((s.start_ns, s.end_ns) for s in rows if s.category == "gpu_memcpy")
+        for step in recording.steps:
+            number, window = step.number, [(step.start_ns, step.end_ns)]
+            compute_ns = shared_ns(compute, window)
+            hidden_ns = shared_ns(compute, clipped(communication, *window[0]))
+            idle_ns = window[0][1] - window[0][0] - shared_ns(union([*compute, *communication, *copies]), window)
+            host_ns = leaf_ns(recording, "host_gap", step=number) - shared_ns(copies, window)
+            assert (
+                leaf_ns(recording, "compute", step=number) + leaf_ns(recording, "recompute", step=number) == compute_ns
+            )
+            assert step.overlapped_comm_ns == hidden_ns
+            # Idle that is no host gap lies between a collective and the kernel that waited for it: 2 µs each.
+            assert idle_ns - host_ns in (0, 2_000, 4_000)
+
+
+@every_scenario
+def test_rows_obey_cuda(scenario: str) -> None:
+    """A kernel starts after its launch began, has one launch, and streams run one activity at a time."""
+    _, recordings = played(scenario)
+    for recording in recordings:
+        calls = {s.args["correlation"]: s for s in recording.spans if s.category == "cuda_runtime"}
+        streams: dict[int, list[Interval]] = defaultdict(list)
+        for span in gpu_spans(recording):
+            assert calls[span.args["correlation"]].start_ns <= span.start_ns < span.end_ns
+            assert calls[span.args["correlation"]].args["External id"] == span.args["External id"]
+            streams[span.thread].append((span.start_ns, span.end_ns))
+        for intervals in streams.values():
+            ordered = sorted(intervals)
+            assert all(a[1] <= b[0] for a, b in pairwise(ordered))
+
+
+@every_scenario
+def test_the_host_has_no_holes(scenario: str) -> None:
+    """Host rows below the steps touch each other, so that every instant of a gap has a cause."""
+    _, recordings = played(scenario)
+    for recording in recordings:
+        host = [s for s in recording.spans if s.process == recording.process]
+        steps = [(s.start_ns, s.end_ns) for s in host if s.name.startswith("ProfilerStep#")]
+        busy = union((s.start_ns, s.end_ns) for s in host if not s.name.startswith("ProfilerStep#"))
+        assert busy == union(steps)
+        assert len(steps) == len(recording.steps)
+
+
+@every_scenario
+def test_rows_nest_on_each_host_thread(scenario: str) -> None:
+    """Two host rows of a thread are apart, or one lies in the other."""
+    _, recordings = played(scenario)
+    for recording in recordings:
+        for thread in (recording.main_thread, recording.autograd_thread):
+            open_ends: list[int] = []
+            rows = [s for s in recording.spans if s.process == recording.process and s.thread == thread]
+            for span in sorted(rows, key=lambda s: (s.start_ns, -s.end_ns)):
+                while open_ends and open_ends[-1] <= span.start_ns:
+                    open_ends.pop()
+                assert not open_ends or span.end_ns <= open_ends[-1]
+                open_ends.append(span.end_ns)
+
+
+@every_scenario
+def test_counted_flops_are_six_params_tokens(scenario: str) -> None:
+    """Matmuls without recompute are exactly the declared model FLOPs, and MFU follows by plain arithmetic."""
+    job, recordings = played(scenario)
+    steps = [step for recording in recordings for step in recording.steps]
+    counted = sum(step.matmul_flops for step in steps)
+    assert counted == 3 * 6 * job.run["params"] * job.run["tokens_per_step"]
+    seconds = sum(step.end_ns - step.start_ns for step in steps) / 1e9
+    known = truth(scenario, "", job, recordings)
+    assert known["mfu"] == pytest.approx(counted / (PEAK_FLOP_PER_S * seconds), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "rank", "leaf", "expected_ns"),
+    [
+        ("compute_only", 0, "host_gap", 0),
+        ("exposed_allreduce", 0, "exposed_comm/dp", 5_369_000 + 2_000),
+        ("exposed_allreduce", 3, "straggler", 0),
+        ("hidden_allreduce", 1, "exposed_comm", 0),
+        ("late_rank", 2, "straggler", 0),
+        ("loader_stall", 0, "host_gap/data_loader", 25_000_000 - OVERHEAD_NS),
+        ("loader_stall", 0, "host_gap/launch_latency", LATENCY_NS),
+        ("host_pauses", 0, "host_gap/allocator", 400_000 - OVERHEAD_NS),
+        ("host_pauses", 0, "host_gap/host_sync", 2_000 + 150_000 - 4_000 - LATENCY_NS),
+        ("pipeline_1f1b", 0, "pipeline_bubble", 9 * UNIT_NS),
+        ("run_28_mfu", 2, "host_gap/data_loader", 14_000_000 - OVERHEAD_NS),
+    ],
+)
+def test_planted_losses_are_booked(scenario: str, rank: int, leaf: str, expected_ns: int) -> None:
+    """A planted loss is in the truth to the nanosecond."""
+    assert leaf_ns(played(scenario)[1][rank], leaf) == expected_ns
+
+
+def test_others_wait_for_the_late_rank_as_long_as_it_works_more() -> None:
+    """The wait of a rank is the late rank's work less its own."""
+    _, recordings = played("late_rank")
+    work = [leaf_ns(recording, "compute") for recording in recordings]
+    assert [leaf_ns(recording, "straggler/late_rank") for recording in recordings] == [work[2] - own for own in work]
+
+
+def test_recompute_is_the_forward_once_more() -> None:
+    """Recomputed kernels run under evaluate_function on the autograd thread, with numbers no node consumes."""
+    job, recordings = played("recompute")
+    forward_ns = sum(
+        span.end_ns - span.start_ns
+        for span in gpu_spans(recordings[0])
+        if "fwd" in span.name or "_tn_" in span.name or "GeluCUDA" in span.name or "vectorized_layer" in span.name
+    )
+    recomputed_ns = sum(leaf_ns(recordings[0], "recompute/kernels", step=step) for step in (3, 4, 5))
+    assert forward_ns == 2 * recomputed_ns
+    nodes = [item for item in job.programs[0].instructions if isinstance(item, Node)]
+    again = {op.sequence for node in nodes for op in node.recomputed}
+    assert again
+    assert again.isdisjoint(node.sequence for node in nodes)
+    rows = [span for span in recordings[0].spans if span.args.get("Sequence number") in again]
+    assert {span.thread for span in rows} == {recordings[0].autograd_thread}
+
+
+# The golden cases of the definitions: scale of the work by (stage, micro-batch), transfer, and waits by stage in units.
+GOLDEN: dict[str, tuple[UnitPipeline, float, list[float]]] = {
+    "balanced": (UnitPipeline(), 33, [9, 9, 9, 9]),
+    "last stage slower": (UnitPipeline(scale=lambda s, _: 1.5 if s == 3 else 1), 45, [21, 21, 21, 9]),
+    "stage 1 slower": (UnitPipeline(scale=lambda s, _: 1.5 if s == 1 else 1), 42, [18, 6, 18, 18]),
+    "micro-batch 4 bigger": (UnitPipeline(scale=lambda _, m: 3 if m == 4 else 1), 54, [24, 24, 24, 24]),
+    "host pause": (UnitPipeline(pauses={(2, 5): 3 * UNIT_NS}), 36, [12, 12, 9, 12]),
+    "transfer": (UnitPipeline(transfer_ns=UNIT_NS // 10), 34.6, [10.6, 10.6, 10.6, 10.6]),
+}
+
+
+@pytest.mark.parametrize("case", GOLDEN)
+def test_golden_pipeline_waits(case: str) -> None:
+    """A pipeline of four stages and eight micro-batches waits as long as theory says."""
+    shape, step_units, waits = GOLDEN[case]
+    recordings = play(unit_pipeline(shape))
+    fixed_ns = 50_000 + 1_500_000 + 20_000 + 2_000  # clearing, optimizer, closing all-reduce and its resumption
+    for step in (4, 5):
+        assert [leaf_ns(r, "pipeline_bubble", step=step) for r in recordings] == [round(w * UNIT_NS) for w in waits]
+    windows = {r.steps[1].end_ns - r.steps[1].start_ns for r in recordings}
+    assert windows == {round(step_units * UNIT_NS) + fixed_ns}
+
+
+def test_run_28_mfu_is_at_28_percent() -> None:
+    """The big scenario has the MFU of its name, and every loss it promises."""
+    job, recordings = played("run_28_mfu")
+    assert truth("run_28_mfu", "", job, recordings)["mfu"] == pytest.approx(0.28, abs=0.003)
+    found = {leaf for recording in recordings for step in recording.steps for leaf, ns in step.leaves.items() if ns}
+    assert found >= {
+        "compute/matmul",
+        "recompute/kernels",
+        "straggler/late_rank",
+        "pipeline_bubble/undivided",
+        "exposed_comm/dp",
+        "exposed_comm/other_comm",
+        "host_gap/data_loader",
+        "host_gap/launch_latency",
+    }
+
+
+def test_an_exposed_send_is_communication() -> None:
+    """A send that runs while the host pauses is exposed, not part of the gap."""
+    recordings = play(unit_pipeline(UnitPipeline(pauses={(2, 5): 3 * UNIT_NS})))
+    assert leaf_ns(recordings[2], "exposed_comm/pp") > 0
+    assert leaf_ns(recordings[2], "host_gap") + leaf_ns(recordings[2], "exposed_comm/pp") == 3 * UNIT_NS
+    assert any(span.thread == SEND_STREAM for span in gpu_spans(recordings[2]))
+
+
+# Files
+
+
+def loaded(path: Path) -> Any:  # noqa: ANN401
+    """Return the JSON of a file, gzipped or not."""
+    data = path.read_bytes()
+    return json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_layouts_are_json_and_hold_the_same_events(layout: Layout, tmp_path: Path) -> None:
+    """Each layout is valid, and its kernels are those laid down, to the resolution of its timestamps."""
+    job, recordings = played("exposed_allreduce")
+    write_trace(tmp_path / "rank1_trace.json", job, recordings[1], layout)
+    content = loaded(tmp_path / "rank1_trace.json")
+    events = content if layout is Layout.ARRAY else content["traceEvents"]
+    kernels = [event for event in events if event.get("cat", "").lower() == "kernel"]
+    base_us = (BASE_NS + ORIGIN_NS) // 1_000 if layout in EPOCH_LAYOUTS else ORIGIN_NS / 1_000
+    found = sorted((round(event["ts"] - base_us), round(event["dur"]), event["name"]) for event in kernels)
+    spans = [span for span in recordings[1].spans if span.category == "kernel"]
+    assert found == sorted((s.start_ns // 1_000, (s.end_ns - s.start_ns) // 1_000, s.name) for s in spans)
+    if layout not in EPOCH_LAYOUTS:
+        assert content["baseTimeNanoseconds"] == BASE_NS
+        assert content["distributedInfo"]["rank"] == 1
+
+
+@pytest.mark.parametrize(("layout", "before"), [(Layout.KINETO, True), (Layout.KINETO_2024, False)])
+def test_base_time_stands_on_its_side_of_the_events(layout: Layout, before: bool, tmp_path: Path) -> None:
+    """Writers of 2024 put the base time after the events, later ones before them."""
+    job, recordings = played("compute_only")
+    write_trace(tmp_path / "trace.json", job, recordings[0], layout)
+    text = (tmp_path / "trace.json").read_text()
+    assert (text.index("baseTimeNanoseconds") < text.index("traceEvents")) is before
+    assert "distributedInfo" not in text
+    assert '"ts": 6322354285936.137, "dur": ' in text
+
+
+def test_kernels_of_collectives_say_what_they_are(tmp_path: Path) -> None:
+    """A message names its peer, and a collective its group and number."""
+    write_trace(tmp_path / "trace.json", *_rank_of("pipeline_1f1b", 1))
+    kernels = [e for e in loaded(tmp_path / "trace.json")["traceEvents"] if e["name"].startswith("ncclDevKernel")]
+    args = {event["args"]["Collective name"]: event["args"] for event in kernels}
+    assert {event["args"].get("Src Rank") for event in kernels if "Recv" in event["name"]} == {0, 2, None}
+    assert args["send"]["Dst Rank"] in (0, 2)
+    assert args["allreduce"]["Process Group Ranks"] == "[0, 1, 2, 3]"
+    assert args["allreduce"]["Seq"] == 2
+
+
+def _rank_of(scenario: str, rank: int) -> tuple[Job, Recording]:
+    job, recordings = played(scenario)
+    return job, recordings[rank]
+
+
+def test_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
+    """Nothing in the files depends on when or where they were written."""
+    first, second = (simulate(tmp_path / name, "late_rank") for name in ("first", "second"))
+    names = sorted(path.name for path in first.iterdir())
+    assert names == [*(f"rank{rank}_trace.json.gz" for rank in range(4)), "run.json", "truth.json"]
+    assert all((first / name).read_bytes() == (second / name).read_bytes() for name in names)
+
+
+def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:
+    """A file in the way stops the writing before it begins."""
+    (tmp_path / "run.json").write_text("mine")
+    with pytest.raises(TraceAuditError, match="exists"):
+        simulate(tmp_path, "compute_only")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    simulate(tmp_path, "compute_only", compress=False, force=True)
+    assert loaded(tmp_path / "run.json")["gpu"] == "NVIDIA H100 80GB HBM3"
+    assert loaded(tmp_path / "truth.json")["ranks"][0]["steps"][1]["step"] == 4
+    assert (tmp_path / "rank0_trace.json").exists()
+
+
+def test_unknown_scenario_names_the_known(tmp_path: Path) -> None:
+    """A misspelt scenario is answered with the list."""
+    with pytest.raises(TraceAuditError, match="late_rank"):
+        simulate(tmp_path, "later_rank")
+
+
+def test_run_28_mfu_fits_into_three_megabytes(tmp_path: Path) -> None:
+    """The big scenario stays small on disk."""
+    directory = simulate(tmp_path / "run", "run_28_mfu")
+    assert sum(path.stat().st_size for path in directory.iterdir()) < 3_000_000
+
+
+def test_clock_error_shifts_the_file_alone(tmp_path: Path) -> None:
+    """A host's clock error is in its timestamps; the truth does not know it."""
+    job, recordings = played("late_rank")
+    off = replace(job, clocks={0: Clock(offset_ns=123_456, drift_ppb=1_000)})
+    write_trace(tmp_path / "right.json", job, recordings[0], Layout.KINETO)
+    write_trace(tmp_path / "off.json", off, recordings[0], Layout.KINETO)
+    starts = [
+        [round(e["ts"] * 1_000) for e in loaded(tmp_path / name)["traceEvents"] if e.get("cat") == "kernel"]
+        for name in ("right.json", "off.json")
+    ]
+    shifts = [after - before for before, after in zip(*starts, strict=True)]
+    assert abs(shifts[0] - 123_456) <= 2
+    assert 100 < shifts[-1] - shifts[0] < 200  # 1 µs a second over 0.16 s
+    assert truth("late_rank", "", off, recordings) == truth("late_rank", "", job, recordings)
+
+
+def test_ranks_that_wait_for_each_other_are_named() -> None:
+    """A job that cannot end is an error, not a hang."""
+    pair = Group("0", "default_pg", "dp", (0, 1), 20)
+    programs = (
+        RankProgram(0, (Step(3), Recv(pair, 1, 1))),
+        RankProgram(1, (Step(3), Collective(pair, "all_reduce", 1, 1_000), Wait())),
+    )
+    with pytest.raises(TraceAuditError, match=r"ranks \[0, 1\]|ranks \[1, 0\]"):
+        play(Job(programs, (pair,), {}))

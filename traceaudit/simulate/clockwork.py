@@ -1,0 +1,67 @@
+"""Play a job: run the programs of all ranks against each other and lay down rows and truth.
+
+A rank runs until it needs something from a rank that has not got so far, then the next one runs. Nothing but the
+data passed (arrivals at a collective, a message sent) ties the ranks together, so the order of running has no effect.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from traceaudit.simulate.communication import World, join, receive, run_send, wait
+from traceaudit.simulate.compute import run_node, run_ops, run_pause
+from traceaudit.simulate.job import Collective, Instruction, Job, Node, Ops, Pause, Recv, Send, Step, Wait
+from traceaudit.simulate.rank import Rank, begin_step, end_profiler_step, finish, new_rank
+from traceaudit.simulate.recording import Recording, SimulationError, check
+
+
+def play(job: Job) -> tuple[Recording, ...]:
+    """Run the job to its end and return what each rank recorded."""
+    world = World(job.sequence_numbers)
+    ranks = [new_rank(program, job.pace) for program in job.programs]
+    queue = deque((rank, deque(rank.program.instructions)) for rank in ranks)
+    idle_turns = 0
+    while queue:
+        rank, todo = queue.popleft()
+        before = len(todo)
+        while todo and execute(world, rank, todo[0]):
+            todo.popleft()
+        if todo:
+            queue.append((rank, todo))
+        idle_turns = 0 if len(todo) < before else idle_turns + 1
+        if idle_turns > len(queue):
+            raise SimulationError(f"ranks {[rank.number for rank, _ in queue]} wait for each other")
+    close(world, ranks, "pipeline_bubble/undivided" if job.pipelined else "straggler/late_rank")
+    return tuple(rank.recording for rank in ranks)
+
+
+def execute(world: World, rank: Rank, instruction: Instruction) -> bool:
+    """Run an instruction; False, with nothing changed, if another rank must get further first."""
+    match instruction:
+        case Step():
+            begin_step(rank, instruction.number)
+        case Ops():
+            run_ops(rank, instruction)
+        case Node():
+            run_node(rank, instruction)
+        case Pause():
+            run_pause(rank, instruction)
+        case Send():
+            run_send(world, rank, instruction)
+        case Recv():
+            return receive(world, rank, instruction)
+        case Collective():
+            return join(world, rank, instruction)
+        case Wait():
+            return wait(world, rank)
+    return True
+
+
+def close(world: World, ranks: Sequence[Rank], waiting_leaf: str) -> None:
+    """End every rank's last step at the instant the last rank ends, and check the books."""
+    end_ns = max(rank.last_activity_ns for rank in ranks)
+    for rank in ranks:
+        end_profiler_step(rank)
+        if rank.host_ns > rank.last_activity_ns or world.parts.get(rank.number):
+            raise SimulationError(f"rank {rank.number}: the last step must end with an activity that is waited for")
+        finish(rank, end_ns, waiting_leaf)
+        check(rank.recording)

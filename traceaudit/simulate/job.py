@@ -1,0 +1,188 @@
+"""What a simulated training job is made of: ranks, and for each a program of instructions in host order.
+
+All times are integer nanoseconds. The scenarios keep every one a multiple of 1,000, so that the old layouts, whose
+timestamps are whole microseconds, hold the same job.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+GPUS_PER_HOST = 8
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compute kernel: its family is the row of the truth in which its time is booked."""
+
+    name: str
+    family: str
+    duration_ns: int
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Op:
+    """A host operator that launches one kernel.
+
+    `flops` are those its shapes tell (0: not counted). `sequence` is the autograd number of a forward operator, None
+    for the operators inside a backward node.
+    """
+
+    name: str
+    kernel: Kernel
+    dims: tuple[tuple[int, ...], ...] | None = None
+    types: tuple[str, ...] = ()
+    flops: int = 0
+    sequence: int | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group; `dimension` names its transfers in the truth, `crosses_stages` sends its waits to the bubble."""
+
+    name: str
+    description: str
+    dimension: str
+    ranks: tuple[int, ...]
+    stream: int
+    crosses_stages: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """Begin `ProfilerStep#number`, which ends the one before."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Ops:
+    """Run operators one after the other on the main thread, under a user annotation if one is named."""
+
+    ops: tuple[Op, ...]
+    annotation: str = ""
+
+
+@dataclass(frozen=True)
+class Node:
+    """Run a backward node on the autograd thread; `recomputed` are forward operators of a checkpoint, run first."""
+
+    name: str
+    sequence: int
+    ops: tuple[Op, ...]
+    recomputed: tuple[Op, ...] = ()
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Launch a collective; `elements` is the size of the whole (unsharded) message in bf16."""
+
+    group: Group
+    kind: str
+    elements: int
+    transfer_ns: int
+    from_autograd: bool = False
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Let the compute stream wait for every collective launched so far."""
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send to a peer; the transfer starts at once and does not hold up the compute that follows."""
+
+    group: Group
+    peer: int
+    elements: int
+    transfer_ns: int
+
+
+@dataclass(frozen=True)
+class Recv:
+    """Receive from a peer; the compute that follows waits for the data."""
+
+    group: Group
+    peer: int
+    elements: int
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Occupy the host (a row of `pauses.PAUSES`) so that the GPU idles `gap_ns` before the operator that follows."""
+
+    cause: str
+    gap_ns: int
+
+
+Instruction = Step | Ops | Node | Collective | Wait | Send | Recv | Pause
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long the host takes; an operator is its head, the launch call and its tail."""
+
+    op_head_ns: int = 2_000
+    launch_ns: int = 4_000
+    op_tail_ns: int = 1_000
+    node_edge_ns: int = 1_000  # entering or leaving each of the two rows of an autograd node
+    collective_head_ns: int = 8_000
+    launch_latency_ns: int = 6_000  # end of the launch call to the start of the kernel on an idle GPU
+    resume_ns: int = 2_000  # end of a collective to the start of the compute that waited for it
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The error of a host's clock: what it shows is true time + offset + drift."""
+
+    offset_ns: int = 0
+    drift_ppb: int = 0  # nanoseconds a second
+
+    def shown(self, true_ns: int) -> int:
+        """Return what the clock shows at a true instant, counted like it from the start of the run."""
+        return true_ns + self.offset_ns + true_ns * self.drift_ppb // 1_000_000_000
+
+
+@dataclass(frozen=True)
+class RankProgram:
+    """What one rank does, in host order; `slowness_permille` stretches its kernels except the optimizer's."""
+
+    rank: int
+    instructions: tuple[Instruction, ...]
+    stage: int = 0
+    slowness_permille: int = 1_000
+
+
+@dataclass(frozen=True)
+class Job:
+    """A whole run: programs of all ranks, the facts of `run.json` and the facts planted for the truth."""
+
+    programs: tuple[RankProgram, ...]
+    groups: tuple[Group, ...]
+    run: Mapping[str, Any]
+    planted: tuple[Mapping[str, Any], ...] = ()
+    pace: Pace = field(default_factory=Pace)
+    clocks: Mapping[int, Clock] = field(default_factory=dict)  # by host
+    lost_ranks: frozenset[int] = frozenset()  # their files are not written
+    sequence_numbers: bool = True  # whether collectives carry `Seq`
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks, traced or not."""
+        return len(self.programs)
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether there is more than one pipeline stage."""
+        return len({program.stage for program in self.programs}) > 1
+
+    def host(self, rank: int) -> int:
+        """Return the number of the machine a rank runs on."""
+        return rank // GPUS_PER_HOST
+
+    def clock(self, rank: int) -> Clock:
+        """Return the clock of the rank's host."""
+        return self.clocks.get(self.host(rank), Clock())

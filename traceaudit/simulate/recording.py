@@ -1,0 +1,98 @@
+"""What the simulator lays down for a rank: rows of the trace, and the truth about each step."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from traceaudit.errors import TraceAuditError
+
+Interval = tuple[int, int]
+
+
+class SimulationError(TraceAuditError):
+    """The scenario asks for something the simulator cannot lay down with one clear answer."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """A row of the trace with a duration; `process` and `thread` are device and stream on the GPU."""
+
+    category: str
+    name: str
+    process: int
+    thread: int
+    start_ns: int
+    end_ns: int
+    args: dict[str, Any]
+
+
+@dataclass
+class StepTruth:
+    """Where the nanoseconds of one step of one rank went, booked as they are laid down."""
+
+    number: int
+    start_ns: int
+    end_ns: int = 0
+    leaves: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    matmul_flops: int = 0
+    overlapped_comm_ns: int = 0
+
+
+@dataclass
+class Recording:
+    """Everything known about one rank at the end of the run."""
+
+    rank: int
+    stage: int
+    process: int
+    main_thread: int
+    autograd_thread: int
+    spans: list[Span] = field(default_factory=list)
+    steps: list[StepTruth] = field(default_factory=list)
+
+
+def check(recording: Recording) -> None:
+    """Raise unless the leaves of every step add up to its window and none is negative."""
+    for step in recording.steps:
+        window, booked = step.end_ns - step.start_ns, sum(step.leaves.values())
+        if booked != window or any(ns < 0 for ns in step.leaves.values()):
+            raise SimulationError(
+                f"rank {recording.rank}, step {step.number}: {booked} ns booked in a window of {window} ns"
+            )
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return the same instants as disjoint intervals in order.
+
+    >>> union([(4, 6), (0, 2), (1, 3)])
+    [(0, 3), (4, 6)]
+    """
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def shared_ns(left: Sequence[Interval], right: Sequence[Interval]) -> int:
+    """Return how long two sets of disjoint ordered intervals hold at once.
+
+    >>> shared_ns([(0, 10)], [(2, 5), (8, 12)])
+    5
+    """
+    total, i, j = 0, 0, 0
+    while i < len(left) and j < len(right):
+        total += max(0, min(left[i][1], right[j][1]) - max(left[i][0], right[j][0]))
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
+    return total
+
+
+def clipped(intervals: Iterable[Interval], start_ns: int, end_ns: int) -> list[Interval]:
+    """Return the parts of the intervals that lie in a window."""
+    return [(max(a, start_ns), min(b, end_ns)) for a, b in intervals if a < end_ns and b > start_ns]
