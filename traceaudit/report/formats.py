@@ -1,0 +1,80 @@
+"""How numbers and foreign text are written, in every report."""
+
+from collections.abc import Sequence
+
+_SI = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def percent(share: float) -> str:
+    """Write a share of one.
+
+    >>> percent(0.1234), percent(0.0001), percent(0.0)
+    ('12.3 %', '<0.1 %', '0.0 %')
+    """
+    if 0 < abs(share) < 0.0005:
+        return "<0.1 %"
+    return f"{100 * share + 0.0:.1f} %"
+
+
+def milliseconds(ns: float, digits: int = 3) -> str:
+    """Write a duration of nanoseconds in milliseconds.
+
+    >>> milliseconds(1_234_000), milliseconds(1_234_567_890, 1)
+    ('1.234 ms', '1,234.6 ms')
+    """
+    return f"{ns / 1e6:,.{digits}f} ms"
+
+
+def quantity(value: float, unit: str) -> str:
+    """Write a value with a decimal prefix.
+
+    >>> quantity(1.5e9, "B"), quantity(12, "B"), quantity(6.1e15, "FLOP")
+    ('1.50 GB', '12 B', '6.10 PFLOP')
+    """
+    for size, prefix in _SI:
+        if abs(value) >= size:
+            return f"{value / size:.2f} {prefix}{unit}"
+    return f"{value:g} {unit}"
+
+
+def plural(count: int, noun: str) -> str:
+    """Write a count and its noun.
+
+    >>> plural(1, "rank"), plural(4096, "rank")
+    ('1 rank', '4,096 ranks')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Join words as a sentence does.
+
+    >>> listed(["a"]), listed(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def numbers(values: Sequence[int]) -> str:
+    """Write whole numbers, runs of three and more as a range.
+
+    >>> numbers([3, 4, 5, 9, 10])
+    '3 to 5, 9, 10'
+    """
+    runs: list[list[int]] = []
+    for value in sorted(values):
+        if runs and value == runs[-1][-1] + 1:
+            runs[-1].append(value)
+        else:
+            runs.append([value])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+
+
+def clean(text: object, limit: int = 200) -> str:
+    """Return text from a trace without control characters, which could steer a terminal or reverse a line.
+
+    >>> clean("a" + chr(27) + "[31mb"), clean("abcdef", limit=4)
+    ('a�[31mb', 'abc…')
+    """
+    printable = "".join(character if character.isprintable() else "\ufffd" for character in str(text))
+    return printable if len(printable) <= limit else printable[: limit - 1] + "…"

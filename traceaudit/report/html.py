@@ -1,0 +1,92 @@
+"""The report as one HTML file that fetches nothing and runs nothing."""
+
+import base64
+from dataclasses import dataclass
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib.axes import Axes
+
+from traceaudit.report import figures, formats, json_file, rows, words
+
+MOST_KERNELS = 40
+MOST_RANKS, WORST_RANKS = 64, 40
+MOST_REMARKS = 60
+LARGEST_DATA = 600_000  # characters of embedded JSON; above it, single steps stay out, so that a ticket takes the file
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure as a data URI, and what it says for those who do not see it."""
+
+    source: str
+    alt: str
+
+
+def to_html(result: rows.Result) -> str:
+    """Return the report as one page; equal results give equal pages.
+
+    The result travels inside, as JSON in ``#traceaudit-result``; where it is very large, without its single steps.
+    """
+    environment = Environment(
+        loader=PackageLoader("traceaudit.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters.update(
+        percent=formats.percent, ms=formats.milliseconds, quantity=formats.quantity, plural=formats.plural
+    )
+    everyone, kernels, quality = rows.ranks(result), rows.kernels(result), rows.quality(result)
+    few = len(everyone) <= MOST_RANKS
+    data, has_steps = _data_block(result)
+    return environment.get_template("report.html.j2").render(
+        version=formats.clean(result.get("traceaudit_version", "")),
+        source=formats.clean(result.get("source", "")),
+        number=rows.main_number(result),
+        headline=rows.headline(result),
+        reliable=rows.is_reliable(result),
+        has_mfu=result["job"]["mfu"] is not None,
+        facts=rows.facts(result),
+        waterfall=rows.waterfall(result),
+        waterfall_picture=_waterfall_picture(result),
+        ranks=everyone if few else rows.worst_ranks(result, WORST_RANKS),
+        rank_count=len(everyone),
+        rank_buckets=rows.rank_buckets(result),
+        rank_picture=_rank_picture(result) if everyone else None,
+        bucket_title=lambda bucket: rows.bucket_title(result, bucket),
+        colour=lambda bucket: words.bucket_words(bucket).colour if bucket else words.LEVEL_COLOUR,
+        collectives=rows.collectives(result),
+        kernels=kernels[:MOST_KERNELS],
+        kernel_count=len(kernels),
+        model=rows.model(result),
+        quality=quality[:MOST_REMARKS],
+        quality_count=len(quality),
+        definitions=words.BUCKETS,
+        has_steps=has_steps,
+        data=Markup(data),  # noqa: S704  escaped for a script element by to_data_block
+    )
+
+
+def _data_block(result: rows.Result) -> tuple[str, bool]:
+    data = json_file.to_data_block(result)
+    if len(data) <= LARGEST_DATA:
+        return data, True
+    ranks = [{name: value for name, value in entry.items() if name != "steps"} for entry in result.get("ranks", [])]
+    return json_file.to_data_block({**result, "ranks": ranks}), False
+
+
+def _waterfall_picture(result: rows.Result) -> Picture:
+    bars = rows.waterfall(result)
+    parts = [f"{row.title} {formats.percent(row.share)}" for row in bars]
+    return _picture(figures.waterfall(result), f"Waterfall: {', '.join(parts)}. The table below has the same numbers.")
+
+
+def _rank_picture(result: rows.Result) -> Picture:
+    return _picture(figures.ranks(result), "Share of each bucket in the time of each rank, as in the table below.")
+
+
+def _picture(axes: Axes, alt: str) -> Picture:
+    data = base64.b64encode(figures.svg(axes).encode()).decode()
+    return Picture(f"data:image/svg+xml;base64,{data}", alt)
