@@ -1,0 +1,105 @@
+"""What `simulate` plants, `analyze` finds, to the nanosecond."""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from traceaudit.audit import Audit
+from traceaudit.pipeline import analyze
+from traceaudit.simulate import SCENARIOS
+
+Directory = Callable[[str], Path]
+
+
+def truth_of(directory: Path) -> dict[str, Any]:
+    """Return the planted answer."""
+    truth: dict[str, Any] = json.loads((directory / "truth.json").read_text())
+    return truth
+
+
+def planted(truth: dict[str, Any]) -> dict[tuple[int, int, str], int]:
+    """Return nanoseconds by rank, step and leaf; compute as one."""
+    leaves: dict[tuple[int, int, str], int] = defaultdict(int)
+    for rank in truth["ranks"]:
+        for step in rank["steps"]:
+            for leaf, ns in step["leaves"].items():
+                name = "compute" if leaf.startswith("compute/") else leaf
+                leaves[rank["rank"], step["step"], name] += ns
+    return dict(leaves)
+
+
+def found(audit: Audit) -> dict[tuple[int, int, str], int]:
+    """Return the same of an analysis."""
+    leaves: dict[tuple[int, int, str], int] = defaultdict(int)
+    for rank, step, bucket, leaf, ns in audit.leaves.itertuples(index=False):
+        name = "compute" if bucket in ("achieved", "sub_roofline") else f"{bucket}/{leaf}"
+        leaves[rank, step, name] += ns
+    return dict(leaves)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_planted_time_comes_back(scenario: str, simulated: Directory) -> None:
+    """Every leaf of every rank and step equals the simulator's books."""
+    directory = simulated(scenario)
+    assert found(analyze(directory)) == planted(truth_of(directory))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_achieved_time_is_flops_over_peak(scenario: str, simulated: Directory) -> None:
+    """Declared FLOPs come back as their time at 989.4 TFLOP/s, within the rounding of one nanosecond a rank's step."""
+    directory = simulated(scenario)
+    audit = analyze(directory)
+    run = json.loads((directory / "run.json").read_text())
+    steps = len(audit.result["job"]["steps"])
+    expected = 6 * run["params"] * run["tokens_per_step"] * steps / 989.4e3
+    achieved = audit.result["job"]["buckets"]["achieved"]
+    assert abs(achieved - expected) <= steps * run["world_size"]
+
+
+@pytest.mark.parametrize("scenario", ["compute_only", "late_rank", "recompute", "run_28_mfu"])
+def test_counted_flops_leave_recompute_out(scenario: str, simulated: Directory) -> None:
+    """Without declared FLOPs, those of the shapes are counted; the simulator knows them."""
+    directory = simulated(scenario)
+    audit = analyze(directory, config=empty_config(directory))
+    per_step: dict[int, float] = defaultdict(float)
+    for rank in truth_of(directory)["ranks"]:
+        for step in rank["steps"]:
+            per_step[step["step"]] += step["matmul_flops"]
+    assert audit.result["model"]["numerator"]["source"] == "counted"
+    assert audit.result["model"]["counted_flops_per_step"] == sorted(per_step.values())[len(per_step) // 2]
+
+
+def empty_config(directory: Path) -> Path:
+    """Return a configuration that declares nothing, so that run.json is not read."""
+    path = directory.parent / "nothing.json"
+    path.write_text("{}")
+    return path
+
+
+def test_run_28_mfu_has_its_mfu(simulated: Directory) -> None:
+    """The 28 % run reads 28 %, and recompute makes HFU higher."""
+    result = analyze(simulated("run_28_mfu")).result
+    assert round(result["job"]["mfu"], 3) == round(truth_of(simulated("run_28_mfu"))["mfu"], 3)
+    assert result["job"]["hfu"] > result["job"]["mfu"]
+    assert 0.277 < result["job"]["mfu"] < 0.283
+
+
+def test_memo_of_hidden_communication(simulated: Directory) -> None:
+    """Communication under compute costs nothing and is shown as a memo."""
+    directory = simulated("hidden_allreduce")
+    audit = analyze(directory)
+    hidden = sum(step["overlapped_comm_ns"] for rank in truth_of(directory)["ranks"] for step in rank["steps"])
+    assert audit.result["job"]["overlapped_comm_ns"] == hidden
+    assert audit.result["job"]["buckets"]["exposed_comm"] == 0
+
+
+def test_sample_is_what_the_simulator_writes(simulated: Directory) -> None:
+    """The sample traces of the project are those of the scenario, byte for byte."""
+    sample = Path(__file__).parents[1] / "sample_traces" / "run_28_mfu"
+    written = simulated("run_28_mfu")
+    names = sorted(path.name for path in written.iterdir())
+    assert [name for name in names if (sample / name).read_bytes() != (written / name).read_bytes()] == []
