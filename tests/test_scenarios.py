@@ -25,37 +25,55 @@ def planted(truth: dict[str, Any]) -> dict[tuple[int, int, str], int]:
     """Return nanoseconds by rank, step and leaf; compute as one."""
     leaves: dict[tuple[int, int, str], int] = defaultdict(int)
     for rank in truth["ranks"]:
-        for step in rank["steps"]:
+        for step in rank["steps"] if rank["traced"] else ():
             for leaf, ns in step["leaves"].items():
-                name = "compute" if leaf.startswith("compute/") else leaf
-                leaves[rank["rank"], step["step"], name] += ns
+                leaves[rank["rank"], step["step"], grouped(truth, leaf)] += ns
     return dict(leaves)
 
 
-def found(audit: Audit) -> dict[tuple[int, int, str], int]:
+def grouped(truth: dict[str, Any], leaf: str) -> str:
+    """Return the name under which a leaf is compared: compute as one; waits as one where several causes mix."""
+    bucket, name = leaf.split("/")
+    if bucket in ("compute", "achieved", "sub_roofline"):
+        return "compute"
+    mixed = truth.get("straggler_leaves_mixed", False) and bucket == "straggler" and name != "slow_gpu"
+    return "straggler/waits" if mixed else leaf
+
+
+def found(audit: Audit, truth: dict[str, Any]) -> dict[tuple[int, int, str], int]:
     """Return the same of an analysis."""
     leaves: dict[tuple[int, int, str], int] = defaultdict(int)
     for rank, step, bucket, leaf, ns in audit.leaves.itertuples(index=False):
-        name = "compute" if bucket in ("achieved", "sub_roofline") else f"{bucket}/{leaf}"
-        leaves[rank, step, name] += ns
+        leaves[rank, step, grouped(truth, f"{bucket}/{leaf}")] += ns
     return dict(leaves)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+SMALL = [name for name, scenario in SCENARIOS.items() if not scenario.large]
+
+
+@pytest.mark.parametrize("scenario", SMALL)
 def test_planted_time_comes_back(scenario: str, simulated: Directory) -> None:
-    """Every leaf of every rank and step equals the simulator's books."""
+    """Every leaf of every rank and step equals the simulator's books; to the nanosecond, but for drifting clocks."""
     directory = simulated(scenario)
-    assert found(analyze(directory)) == planted(truth_of(directory))
+    truth = truth_of(directory)
+    measured, expected = found(analyze(directory), truth), planted(truth)
+    wrong = {
+        key: (measured.get(key, 0), expected.get(key, 0))
+        for key in measured.keys() | expected.keys()
+        if abs(measured.get(key, 0) - expected.get(key, 0)) > truth["tolerance_ns"]
+    }
+    assert wrong == {}
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", SMALL)
 def test_achieved_time_is_flops_over_peak(scenario: str, simulated: Directory) -> None:
     """Declared FLOPs come back as their time at 989.4 TFLOP/s, within the rounding of one nanosecond a rank's step."""
     directory = simulated(scenario)
     audit = analyze(directory)
     run = json.loads((directory / "run.json").read_text())
     steps = len(audit.result["job"]["steps"])
-    expected = 6 * run["params"] * run["tokens_per_step"] * steps / 989.4e3
+    traced = audit.result["job"]["ranks_traced"] / run["world_size"]
+    expected = 6 * run["params"] * run["tokens_per_step"] * steps * traced / 989.4e3
     achieved = audit.result["job"]["buckets"]["achieved"]
     assert abs(achieved - expected) <= steps * run["world_size"]
 

@@ -7,14 +7,16 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 import pytest
 
 from traceaudit.errors import TraceAuditError
 from traceaudit.simulate import SCENARIOS, Layout, play, simulate, truth, write_trace
+from traceaudit.simulate.big_job import BigJob, big_job
 from traceaudit.simulate.communication import SEND_STREAM
-from traceaudit.simulate.job import Clock, Collective, Group, Job, Node, RankProgram, Recv, Step, Wait
+from traceaudit.simulate.job import Clock, Collective, Group, Job, Node, RankProgram, Recv, StartProfiler, Step, Wait
 from traceaudit.simulate.kernels import PEAK_FLOP_PER_S
 from traceaudit.simulate.kineto_rows import BASE_NS, ORIGIN_NS
 from traceaudit.simulate.recording import Interval, Recording, Span, clipped, shared_ns, union
@@ -47,19 +49,22 @@ def gpu_spans(recording: Recording) -> list[Span]:
     return [span for span in recording.spans if span.category in ("kernel", "gpu_memcpy")]
 
 
-every_scenario = pytest.mark.parametrize("scenario", SCENARIOS)
+every_scenario = pytest.mark.parametrize("scenario", [name for name, known in SCENARIOS.items() if not known.large])
 
 
 @every_scenario
 def test_leaves_add_up_and_windows_abut(scenario: str) -> None:
-    """Every nanosecond of a step is in one leaf, and steps follow each other; all ranks end together."""
-    _, recordings = played(scenario)
+    """Every nanosecond of a step is in one leaf, and steps follow each other; ranks that communicate end together."""
+    job, recordings = played(scenario)
     for recording in recordings:
         for step, following in pairwise(recording.steps):
             assert step.end_ns == following.start_ns
         assert all(sum(step.leaves.values()) == step.end_ns - step.start_ns for step in recording.steps)
         last = max(span.end_ns for span in gpu_spans(recording))
-        assert last == recording.steps[-1].end_ns == recordings[0].steps[-1].end_ns
+        assert last == recording.steps[-1].end_ns
+    tied = job.host if scenario == "host_alone" else lambda _: 0
+    ends = {(tied(recording.rank), recording.steps[-1].end_ns) for recording in recordings}
+    assert len(ends) == (2 if scenario == "host_alone" else 1)
 
 
 @every_scenario
@@ -78,12 +83,12 @@ def test_truth_agrees_with_the_rows(scenario: str) -> None:
             hidden_ns = shared_ns(compute, clipped(communication, *window[0]))
             idle_ns = window[0][1] - window[0][0] - shared_ns(union([*compute, *communication, *copies]), window)
             host_ns = leaf_ns(recording, "host_gap", step=number) - shared_ns(copies, window)
-            assert (
-                leaf_ns(recording, "compute", step=number) + leaf_ns(recording, "recompute", step=number) == compute_ns
-            )
+            computing = ("compute", "recompute", "straggler/slow_gpu")
+            assert sum(leaf_ns(recording, leaf, step=number) for leaf in computing) == compute_ns
             assert step.overlapped_comm_ns == hidden_ns
             # Idle that is no host gap lies between a collective and the kernel that waited for it: 2 µs each.
-            assert idle_ns - host_ns in (0, 2_000, 4_000)
+            collectives = len(clipped(communication, *window[0]))
+            assert idle_ns - host_ns in range(0, 2_000 * collectives + 1, 2_000)
 
 
 @every_scenario
@@ -109,8 +114,8 @@ def test_the_host_has_no_holes(scenario: str) -> None:
     for recording in recordings:
         host = [s for s in recording.spans if s.process == recording.process]
         steps = [(s.start_ns, s.end_ns) for s in host if s.name.startswith("ProfilerStep#")]
-        busy = union((s.start_ns, s.end_ns) for s in host if not s.name.startswith("ProfilerStep#"))
-        assert busy == union(steps)
+        rows = [(s.start_ns, s.end_ns) for s in host if not s.name.startswith("ProfilerStep#")]
+        assert union(clipped(rows, steps[0][0], steps[-1][1])) == union(steps)
         assert len(steps) == len(recording.steps)
 
 
@@ -149,6 +154,12 @@ def test_counted_flops_are_six_params_tokens(scenario: str) -> None:
         ("exposed_allreduce", 3, "straggler", 0),
         ("hidden_allreduce", 1, "exposed_comm", 0),
         ("late_rank", 2, "straggler", 0),
+        ("slow_gpu", 0, "straggler/late_rank", 4_204_000),
+        ("slow_gpu", 3, "straggler/slow_gpu", 4_204_000),
+        ("slow_gpu", 3, "straggler/late_rank", 0),
+        ("gc_pause", 6, "straggler", 0),
+        ("slow_link", 2, "straggler", 0),
+        ("slow_link", 2, "exposed_comm/tp", 16 * 2 * 112_000 + 15 * 2_000),
         ("loader_stall", 0, "host_gap/data_loader", 25_000_000 - OVERHEAD_NS),
         ("loader_stall", 0, "host_gap/launch_latency", LATENCY_NS),
         ("host_pauses", 0, "host_gap/allocator", 400_000 - OVERHEAD_NS),
@@ -166,7 +177,160 @@ def test_others_wait_for_the_late_rank_as_long_as_it_works_more() -> None:
     """The wait of a rank is the late rank's work less its own."""
     _, recordings = played("late_rank")
     work = [leaf_ns(recording, "compute") for recording in recordings]
-    assert [leaf_ns(recording, "straggler/late_rank") for recording in recordings] == [work[2] - own for own in work]
+    waits = [leaf_ns(recording, "straggler/data_imbalance") for recording in recordings]
+    assert waits == [work[2] - own for own in work]
+
+
+def is_recomputed(recording: Recording) -> set[int]:
+    """Return the External ids of forward operators that ran again in the backward."""
+    return {
+        span.args["External id"]
+        for span in recording.spans
+        if span.thread == recording.autograd_thread
+        and "Sequence number" in span.args
+        and "evaluate_function" not in span.name
+        and "Backward" not in span.name
+    }
+
+
+def kernel_times(recording: Recording) -> dict[object, list[tuple[int, bool]]]:
+    """Return duration and whether it is recomputed of the compute kernels, by name, grid and shapes."""
+    shapes = {s.args["External id"]: s.args.get("Input Dims") for s in recording.spans if s.category == "cpu_op"}
+    again = is_recomputed(recording)
+    times: dict[object, list[tuple[int, bool]]] = defaultdict(list)
+    for span in gpu_spans(recording):
+        if span.category == "kernel" and not is_communication(span):
+            external = span.args["External id"]
+            key = (span.name, span.args["grid"], shapes[external])
+            times[key].append((span.end_ns - span.start_ns, external in again))
+    return times
+
+
+@every_scenario
+def test_a_slow_gpu_is_one_by_definition(scenario: str) -> None:
+    """The excess of a slow GPU is that of its kernels over its peers' same kernels, if nearly all are slower."""
+    job, recordings = played(scenario)
+    traced = [recording for recording in recordings if recording.rank not in job.lost_ranks]
+    times = [kernel_times(recording) for recording in traced]
+    slow = set()
+    for recording, own in zip(traced, times, strict=True):
+        compared_ns = slower_ns = excess_ns = 0
+        for key, runs in own.items():
+            if peers := [ns for other in times if other is not own for ns, _ in other.get(key, ())]:
+                usual_ns = median_low(peers)
+                compared_ns += sum(ns for ns, _ in runs)
+                slower_ns += sum(ns for ns, _ in runs if ns > usual_ns * 1.05)
+                excess_ns += sum(ns - usual_ns for ns, recomputed in runs if ns > usual_ns * 1.05 and not recomputed)
+        is_slow = slower_ns > 0.8 * compared_ns
+        assert recording.booked_ns("straggler/slow_gpu") == (excess_ns if is_slow else 0)
+        slow |= {recording.rank} if is_slow else set()
+    assert slow == {fact["rank"] for fact in job.planted if fact["kind"] == "slow_gpu"}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "ranks", "cause", "leaf"),
+    [
+        ("late_rank", {2}, "more_work", "data_imbalance"),
+        ("slow_gpu", {3}, "slow_gpu", "late_rank"),
+        ("missing_rank", {3}, "slow_gpu", "late_rank"),
+        ("clock_offset", {5}, "slow_gpu", "late_rank"),
+        ("clock_drift", {5}, "slow_gpu", "late_rank"),
+        ("host_alone", {5}, "slow_gpu", "late_rank"),
+        ("dropped_first", {5}, "slow_gpu", "late_rank"),
+        ("gc_pause", {6}, "host_pause", "host_caused"),
+        ("slow_link", {2, 3}, "slow_link", "slow_link"),
+    ],
+)
+def test_all_waits_are_the_culprits(scenario: str, ranks: set[int], cause: str, leaf: str) -> None:
+    """The waits of the others are booked by their cause, and add up to what the culprits caused."""
+    job, recordings = played(scenario)
+    known = truth(scenario, "", job, recordings)
+    waits: dict[str, int] = defaultdict(int)
+    for rank in known["ranks"]:
+        for step in rank["steps"] if rank["traced"] else ():
+            for name, ns in step["leaves"].items():
+                assert ns > 0
+                if name.startswith("straggler/") and name != "straggler/slow_gpu":
+                    assert rank["rank"] not in ranks
+                    waits[name] += ns
+    assert waits == {f"straggler/{leaf}": sum(entry["caused_ns"] for entry in known["caused"])}
+    assert {entry["rank"] for entry in known["caused"]} == ranks
+    assert {entry["cause"] for entry in known["caused"]} == {cause}
+    # Each waits for its culprit as long as that one has more to do; after a pause, also for the launch that ends it.
+    groups = {"host_alone": 3, "missing_rank": 6, "late_rank": 3, "slow_link": 3}
+    launches_ns = OVERHEAD_NS if cause == "host_pause" else 0
+    for entry in known["caused"]:
+        assert entry["caused_ns"] == groups.get(scenario, 7) * (entry["own_ns"] + launches_ns)
+
+
+def test_runs_without_a_fault_have_no_waits() -> None:
+    """Where nothing is planted, no rank waits for another; where everything is, the leaves of waits are mixed."""
+    for scenario in ("exposed_allreduce", "hidden_allreduce", "recompute"):
+        job, recordings = played(scenario)
+        assert truth(scenario, "", job, recordings)["caused"] == []
+        assert sum(recording.booked_ns("straggler") for recording in recordings) == 0
+    job, recordings = played("run_28_mfu")
+    assert truth("run_28_mfu", "", job, recordings)["straggler_leaves_mixed"] is True
+    assert "straggler_leaves_mixed" not in truth("recompute", "", *played("recompute"))
+
+
+def test_the_garbage_collector_holds_the_launching_thread() -> None:
+    """One row of 30 ms on the main thread starves the GPU; the other ranks have no such row."""
+    _, recordings = played("gc_pause")
+    rows = [(r.rank, s) for r in recordings for s in r.spans if s.category == "python_function"]
+    assert [(rank, span.name, span.end_ns - span.start_ns) for rank, span in rows] == [(6, "Python GC", 30_000_000)]
+    assert rows[0][1].thread == recordings[6].main_thread
+    assert 20_000_000 < leaf_ns(recordings[6], "host_gap/gc") < 30_000_000
+
+
+def test_a_missing_trace_hides_what_follows_the_last_arrival() -> None:
+    """Without one rank's trace, the time after the last traced arrival is transfer or wait; all else is the same."""
+    for whole, known in zip(played("slow_gpu")[1], played("missing_rank")[1], strict=True):
+        for step, other in zip(whole.steps, known.steps, strict=True):
+            renamed = {
+                leaf.replace("exposed_comm/dp", "exposed_comm/transfer_or_wait"): ns for leaf, ns in step.leaves.items()
+            }
+            assert other.leaves == renamed
+
+
+def collectives(recording: Recording) -> list[Span]:
+    """Return the kernels of collectives in order."""
+    kernels = [span for span in gpu_spans(recording) if is_communication(span)]
+    return sorted(kernels, key=lambda span: span.start_ns)
+
+
+def test_a_late_profiler_loses_one_collective_and_no_truth() -> None:
+    """Rank 3 lacks all rows of the first collective, before its first step, and the truth stays what it was."""
+    job, recordings = played("dropped_first")
+    late, other = recordings[3], recordings[2]
+    assert [span.args["Seq"] for span in collectives(other)[:3]] == [0, 1, 2]
+    assert [span.args["Seq"] for span in collectives(late)[:3]] == [1, 2, 3]
+    assert len(collectives(late)) == len(collectives(other)) - 1
+    for name in ("record_param_comms", "nccl:all_reduce", "cudaLaunchKernelExC"):
+        rows = [sum(span.name == name for span in recording.spans) for recording in (late, other)]
+        assert rows[0] < rows[1]
+    assert late.begun_ns > collectives(other)[0].end_ns + 70_706  # where its profiler's own row begins
+    assert min(span.start_ns for span in late.spans) >= late.begun_ns
+    assert late.steps[0].start_ns > collectives(other)[2].end_ns
+    everyone = [
+        replace(program, instructions=tuple(i for i in program.instructions if not isinstance(i, StartProfiler)))
+        for program in job.programs
+    ]
+    whole = play(replace(job, programs=tuple(everyone)))
+    assert [recording.steps for recording in recordings] == [recording.steps for recording in whole]
+
+
+def test_lost_collectives_look_like_others_and_come_without_rhythm() -> None:
+    """Without numbers, size and spacing alone tell the collectives apart, and the spacing does not repeat."""
+    _, recordings = played("dropped_first_no_seq")
+    kernels = collectives(recordings[3])
+    assert all("Seq" not in span.args for span in recordings[3].spans)
+    step = kernels[2:8]
+    sizes = [span.args["In msg nelems"] for span in step]
+    assert sorted(sizes.count(size) for size in set(sizes)) == [1, 2, 3]
+    assert collectives(recordings[0])[0].args["In msg nelems"] == max(sizes)
+    gaps = [after.start_ns - before.end_ns for before, after in pairwise(step)]
+    assert len(set(gaps[:4])) > 2
 
 
 def test_recompute_is_the_forward_once_more() -> None:
@@ -333,7 +497,105 @@ def test_clock_error_shifts_the_file_alone(tmp_path: Path) -> None:
     shifts = [after - before for before, after in zip(*starts, strict=True)]
     assert abs(shifts[0] - 123_456) <= 2
     assert 100 < shifts[-1] - shifts[0] < 200  # 1 µs a second over 0.16 s
-    assert truth("late_rank", "", off, recordings) == truth("late_rank", "", job, recordings)
+    known, shifted = (truth("late_rank", "", each, recordings) for each in (job, off))
+    assert shifted["ranks"] == known["ranks"]
+    assert shifted["clock"] == {"hosts": {"host0": {"offset_ns": 123_456, "drift_ppb": 1_000}}}
+    assert (known["tolerance_ns"], shifted["tolerance_ns"]) == (0, 1_000 + 53)  # a millionth of 52.5 ms
+
+
+@pytest.mark.parametrize("scenario", ["clock_offset", "clock_drift", "host_alone"])
+def test_each_host_has_its_name_and_its_clock(scenario: str, tmp_path: Path) -> None:
+    """Files name their host; a small all-reduce ends at one instant, which the clocks show as far apart as they are."""
+    job, recordings = played(scenario)
+    shown = []
+    for rank in (0, 7):
+        write_trace(tmp_path / f"{rank}.json", job, recordings[rank])
+        content = loaded(tmp_path / f"{rank}.json")
+        assert content["host_name"] == f"host{rank // 4}"
+        assert len(content["deviceProperties"]) == 4
+        kernels = [e for e in content["traceEvents"] if e.get("cat") == "kernel" and "AllReduce" in e["name"]]
+        assert {e["args"]["device"] for e in kernels} == {rank % 4}
+        shown.append([round((e["ts"] + e["dur"]) * 1_000) for e in kernels if e["args"]["In msg nelems"] == 2])
+    assert len(shown[0]) == len(shown[1]) == 6  # the loss and the norm of the gradients in each step
+    hosts = truth(scenario, "", job, recordings)["clock"]["hosts"]
+    assert hosts["host0"] == {"offset_ns": 0, "drift_ppb": 0}
+    if scenario != "host_alone":
+        small = [span for span in collectives(recordings[0]) if span.args["In msg nelems"] == 2]
+        for span, before, after in zip(small, *shown, strict=True):
+            drifted_ns = span.end_ns * hosts["host1"]["drift_ppb"] // 1_000_000_000
+            assert abs(after - before - hosts["host1"]["offset_ns"] - drifted_ns) <= 2
+
+
+def test_drift_is_seen_over_more_than_a_second() -> None:
+    """The run whose clocks drift lasts long enough, and the truth says how close a reader can come."""
+    job, recordings = played("clock_drift")
+    assert recordings[0].steps[-1].end_ns > 1_000_000_000
+    assert 5_000 < truth("clock_drift", "", job, recordings)["tolerance_ns"] < 20_000
+    assert truth("clock_offset", "", *played("clock_offset"))["tolerance_ns"] == 0
+
+
+def test_hosts_alone_share_no_collective() -> None:
+    """The group of all ranks exists, and nothing runs in it."""
+    job, recordings = played("host_alone")
+    assert len(job.groups[0].ranks) == 8
+    used = {span.args["Process Group Ranks"] for recording in recordings for span in collectives(recording)}
+    assert used == {"[0, 1, 2, 3]", "[4, 5, 6, 7]"}
+
+
+def test_a_lost_rank_has_no_file(tmp_path: Path) -> None:
+    """The trace of a rank that was not recorded is absent, and the truth says so."""
+    directory = simulate(tmp_path / "run", "missing_rank")
+    assert sorted(path.name for path in directory.glob("rank*")) == [f"rank{rank}_trace.json.gz" for rank in range(7)]
+    assert [rank["traced"] for rank in loaded(directory / "truth.json")["ranks"]] == [True] * 7 + [False]
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_every_layout_takes_rows_of_python(layout: Layout, tmp_path: Path) -> None:
+    """Rows of Python's functions are left out where there were none yet."""
+    write_trace(tmp_path / "trace.json", *_rank_of("gc_pause", 6), layout)
+    content = loaded(tmp_path / "trace.json")
+    events = content if layout is Layout.ARRAY else content["traceEvents"]
+    found = [event["name"] for event in events if event.get("cat") == "python_function"]
+    assert found == ([] if layout is Layout.KINETO_2021 else ["Python GC"])
+
+
+# A run of many hosts
+
+
+def test_big_job_is_the_small_one_with_more_hosts(tmp_path: Path) -> None:
+    """The scenario of a thousand ranks, here of 32: every wait is the slow rank's doing, directly or through others."""
+    size = BigJob(hosts=4, layers=8, slow_rank=21)
+    job = big_job(size)
+    recordings = play(job)
+    known = truth("big", "", job, recordings)
+    assert [entry["rank"] for entry in known["caused"]] == [21]
+    direct_ns = sum(step.awaited[21] for recording in recordings for step in recording.steps)
+    assert 0 < direct_ns < known["caused"][0]["caused_ns"]  # ranks of other hosts wait for the slow one's neighbours
+    offsets = [host["offset_ns"] for host in known["clock"]["hosts"].values()]
+    assert len(set(offsets)) == 4
+    assert all(abs(offset) <= 2_000_000 for offset in offsets)
+    write_trace(tmp_path / "lean.json", job, recordings[21])
+    events = loaded(tmp_path / "lean.json")["traceEvents"]
+    assert {event["ph"] for event in events if event["pid"] == recordings[21].process} == {"X"}
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    assert len(kernels) == len(gpu_spans(recordings[21]))
+    assert {e["args"]["Process Group Description"] for e in kernels if "nccl" in e["name"]} == {
+        "mesh_tp",
+        "mesh_dp",
+        "default_pg",
+    }
+
+
+def test_thousand_ranks_is_large() -> None:
+    """The scenario for tests of scale is the only one to be left out of the rest."""
+    assert [name for name, known in SCENARIOS.items() if known.large] == ["thousand_ranks"]
+    assert BigJob().world_size == 1_024
+
+
+def test_a_profiler_cannot_start_in_the_middle_of_work() -> None:
+    """Rows that are cut in two have no clear truth."""
+    with pytest.raises(TraceAuditError, match="profiler"):
+        play(Job((RankProgram(0, (Step(3), StartProfiler())),), (), {}))
 
 
 def test_ranks_that_wait_for_each_other_are_named() -> None:

@@ -1,20 +1,30 @@
 """One rank's account: all that the job needs to know of a trace, small enough to keep for every rank."""
 
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from traceaudit.classify import State, activities, main_device
-from traceaudit.events import GPU_KINDS, Losses, Origin, Trace
+from traceaudit.classify import State, activities, enclosing, main_device
+from traceaudit.events import GPU_KINDS, Kind, Losses, Origin, Trace
 from traceaudit.flops import counted
 from traceaudit.gaps import resolve
-from traceaudit.intervals import Intervals, cross
+from traceaudit.intervals import Intervals, cross, elapsed
+from traceaudit.leaves import Bucket, Leaf
 from traceaudit.normalise import parse_ranks
 from traceaudit.recompute import recomputed
 from traceaudit.steps import Selection, Steps, step_windows
 from traceaudit.timeline import base_states, busy, overlapped, within
+
+# Classes of time that a late rank can have spent more of than the rank that waits for it.
+CLASSES = (
+    Leaf.NOT_SPLIT,
+    Leaf.KERNELS,
+    Leaf.OFFLOAD_COPY,
+    *(leaf for leaf in Leaf if leaf.bucket in (Bucket.HOST_GAP, Bucket.UNATTRIBUTED)),
+)
 
 DTYPE_BYTES = {
     "Double": 8,
@@ -49,11 +59,16 @@ class RankAccount:
             group_size, bytes, seq, source_rank, destination_rank, root, recompute``; ``group`` is a tuple of ranks or
             None.
         kernels: ``name, state, family, count, ns, flops`` summed over the windows.
+        signatures: ``step, signature, name, family, count, ns`` of compute that was not recomputed; a signature is a
+            hash of kernel, grid and shapes, equal on all ranks.
+        progress: time by class (columns, `Leaf`; compute as NOT_SPLIT, recompute as KERNELS) from the beginning of the
+            first window to the start and to the end of each communication: int64, communications x 2 x classes.
         memo: ``step, busy_ns, comm_ns, overlapped_comm_ns``.
         matrix_products: matrix products with shapes, and those without.
         tf32: fp32 matrix kernels whose names tell that they use TF32.
         sharded: the data parallelism is sharded (FSDP annotations).
-        other_devices: GPU rows on other devices than the rank's.
+        device: index of the rank's GPU on its host.
+        other_devices: GPU rows on other devices.
     """
 
     origin: Origin
@@ -67,10 +82,13 @@ class RankAccount:
     exposed: pd.DataFrame
     communications: pd.DataFrame
     kernels: pd.DataFrame
+    signatures: pd.DataFrame
+    progress: npt.NDArray[np.int64]
     memo: pd.DataFrame
     matrix_products: tuple[int, int]
     tf32: bool
     sharded: bool
+    device: int
     other_devices: int
 
     @property
@@ -113,10 +131,13 @@ def account(trace: Trace, selection: Selection) -> RankAccount:
         exposed=_exposed(pieces, idle, steps, communication),
         communications=_communications(trace, table, communication, again),
         kernels=_kernels(events, table, windows, products.flops),
+        signatures=_signatures(events, table, pieces, steps, again),
+        progress=_progress(table, pieces, idle, again, communication, int(windows.start[0])),
         memo=_memo(table, steps),
         matrix_products=(products.operators, products.unknown),
         tf32=any("tf32" in name or "s1688" in name for name in names),
         sharded=any(name.startswith(("FSDP::", "FullyShardedDataParallel")) for name in names),
+        device=main_device(trace),
         other_devices=int((events["kind"].isin(GPU_KINDS) & (events["device"] != main_device(trace))).sum()),
     )
 
@@ -135,10 +156,13 @@ def _without_gpu(trace: Trace, first: int, last: int) -> RankAccount:
         exposed=none,
         communications=none,
         kernels=none,
+        signatures=none,
+        progress=np.empty((0, 2, 0), np.int64),
         memo=none,
         matrix_products=(0, 0),
         tf32=False,
         sharded=False,
+        device=-1,
         other_devices=0,
     )
 
@@ -272,6 +296,78 @@ def _kernels(
     )
     frame = frame.groupby(["name", "state", "family"], as_index=False)[["count", "ns", "flops"]].sum()
     return frame.assign(name=events["name"].cat.categories.to_numpy(dtype=object)[frame["name"].to_numpy()])
+
+
+def _signatures(
+    events: pd.DataFrame, table: pd.DataFrame, pieces: pd.DataFrame, steps: Steps, again: npt.NDArray[np.bool_]
+) -> pd.DataFrame:
+    """Sum up owned compute time by what ran: kernel, grid, and the shapes of the operator that launched it."""
+    owned = pieces[pieces["state"] == State.COMPUTE]
+    piece, window, part = _parts(owned, steps.windows)
+    owner = owned["owner"].to_numpy()[piece]
+    kept = ~again[owner]
+    rows = table["row"].to_numpy()
+    shaped = np.flatnonzero((events["kind"].to_numpy() == Kind.OPERATOR) & events["dims"].notna().to_numpy())
+    operator = enclosing(events, shaped, table["launch"].to_numpy())
+    dims = np.where(operator >= 0, events["dims"].cat.codes.to_numpy()[np.maximum(operator, 0)], -1)
+    codes = pd.DataFrame(
+        {
+            "name": events["name"].cat.codes.to_numpy()[rows],
+            "grid": events["grid"].cat.codes.to_numpy()[rows],
+            "dims": dims,
+        }
+    )
+    distinct, inverse = np.unique(codes.to_numpy(), axis=0, return_inverse=True)
+    texts = [
+        "|".join(
+            str(events[column].cat.categories[code]) if code >= 0 else ""
+            for column, code in zip(codes, row, strict=True)
+        )
+        for row in distinct
+    ]
+    hashes = np.array([int.from_bytes(blake2b(text.encode(), digest_size=7).digest()) for text in texts], np.int64)
+    frame = pd.DataFrame(
+        {
+            "step": steps.step[window],
+            "owner": owner,
+            "signature": hashes[inverse.ravel()[owner]],
+            "name": codes["name"].to_numpy()[owner],
+            "family": table["family"].to_numpy()[owner].astype(np.int64),
+            "ns": part.end - part.start,
+        }
+    )[kept]
+    sums = frame.groupby(["step", "signature", "name", "family"], as_index=False).agg(
+        count=("owner", "nunique"), ns=("ns", "sum")
+    )
+    named: pd.DataFrame = sums.assign(
+        name=events["name"].cat.categories.to_numpy(dtype=object)[sums["name"].to_numpy()]
+    )
+    return named
+
+
+def _progress(
+    table: pd.DataFrame,
+    pieces: pd.DataFrame,
+    idle: pd.DataFrame,
+    again: npt.NDArray[np.bool_],
+    communication: npt.NDArray[np.intp],
+    begun_ns: int,
+) -> npt.NDArray[np.int64]:
+    """Return the time of each class up to the start and the end of each communication."""
+    computing = pieces[pieces["state"] == State.COMPUTE]
+    redone = again[computing["owner"].to_numpy()]
+    settled = idle[idle["after"] < 0]
+    start = np.concatenate((computing["start_ns"].to_numpy(), settled["start_ns"].to_numpy()))
+    end = np.concatenate((computing["end_ns"].to_numpy(), settled["end_ns"].to_numpy()))
+    leaf = np.concatenate((np.where(redone, int(Leaf.KERNELS), int(Leaf.NOT_SPLIT)), settled["leaf"].to_numpy()))
+    at = np.stack([table[name].to_numpy()[communication] for name in ("start_ns", "end_ns")], axis=1)
+    result = np.zeros((*at.shape, len(CLASSES)), np.int64)
+    for column, cls in enumerate(CLASSES):
+        own = leaf == cls
+        order = np.argsort(start[own], kind="stable")
+        spans = Intervals(start[own][order], end[own][order])
+        result[:, :, column] = elapsed(spans, at.ravel()).reshape(at.shape) - elapsed(spans, np.array([begun_ns]))[0]
+    return result
 
 
 def _memo(table: pd.DataFrame, steps: Steps) -> pd.DataFrame:

@@ -8,13 +8,41 @@ import numpy.typing as npt
 import pandas as pd
 
 from traceaudit.account import RankAccount
-from traceaudit.collectives import Instances, Layout
+from traceaudit.align import Clock
+from traceaudit.arrivals import Arrivals
+from traceaudit.blame import WAIT_LEAVES, Blame, blame
+from traceaudit.collectives import Layout
 from traceaudit.errors import PartitionError
 from traceaudit.intervals import Array, Intervals, cross, outside, union
 from traceaudit.leaves import Leaf
+from traceaudit.links import transfers
+from traceaudit.matching import Matching
+from traceaudit.peers import Peers
 from traceaudit.roofline import Split
 
 TRACE_CUT_SHARE = 0.01  # of the first step, above which it is left out: profilers began at different instants
+
+
+@dataclass(frozen=True)
+class Job:
+    """The ranks of a job, matched and aligned: what attribution works on.
+
+    Attributes:
+        accounts: of the ranks with GPU activity.
+        communications: of all of them (`traceaudit.collectives.gather`).
+        matching, arrivals: of the rows of `communications`.
+        clock: how the ranks' clocks relate.
+        plan: pipeline stages and the like.
+        peers: kernels of each rank against the others'.
+    """
+
+    accounts: Sequence[RankAccount]
+    communications: pd.DataFrame
+    matching: Matching
+    arrivals: Arrivals
+    clock: Clock
+    plan: Layout
+    peers: Peers
 
 
 @dataclass(frozen=True)
@@ -24,13 +52,17 @@ class Attribution:
     Attributes:
         windows: ``rank, step, start_ns, end_ns, window_ns``.
         ledger: ``rank, step, leaf, ns``; leaves of a rank's step add up to its window.
-        collectives: ``group, leaf, kind, count, bytes, transfer_ns, wait_ns, exposed_ns`` summed over ranks.
+        exposed: ``rank, step, leaf, ns, row`` of the time owned by communications.
+        blame: origins of the waits for late ranks.
+        carried: transfers by instance (`traceaudit.links.transfers`).
         left_out: (None, step, reason) of steps that turned out not to represent the run.
     """
 
     windows: pd.DataFrame
     ledger: pd.DataFrame
-    collectives: pd.DataFrame
+    exposed: pd.DataFrame
+    blame: Blame
+    carried: pd.DataFrame
     left_out: tuple[tuple[int | None, int, str], ...]
 
 
@@ -54,35 +86,82 @@ def windows(accounts: Sequence[RankAccount]) -> tuple[pd.DataFrame, list[tuple[i
     return table[table["step"].isin(common)].reset_index(drop=True), left_out, []
 
 
-def attribute(
-    accounts: Sequence[RankAccount],
-    communications: pd.DataFrame,
-    instances: Instances,
-    plan: Layout,
-    table: pd.DataFrame,
-    split: Split,
-) -> Attribution:
-    """Attribute the time of the given windows (`windows`) of a job whose ranks were matched.
+def with_common_end(table: pd.DataFrame, job: Job) -> tuple[pd.DataFrame, pd.DataFrame, int]:
+    """Let the last recorded step end for every rank at the same instant of the aligned clock.
+
+    Returns the windows, ``rank, step, leaf, ns`` of the time that ranks waited at the end, and who ended last. Ends
+    closer than the residual of the clocks are equal. Without aligned clocks each rank ends by itself.
+    """
+    none = pd.DataFrame({name: np.empty(0, np.int64) for name in ("rank", "step", "leaf", "ns")})
+    last = int(table["step"].max())
+    whole = all(
+        own.steps is not None and own.steps.last_recorded and own.steps.step[-1] == last for own in job.accounts
+    )
+    tied = all(job.clock.aligned.get(own.rank, False) for own in job.accounts)
+    if not (whole and tied and job.clock.usable):
+        return table, none, -1
+    rows = np.flatnonzero(table["step"].to_numpy() == last)
+    rank, end = (table[name].to_numpy(dtype=np.int64)[rows] for name in ("rank", "end_ns"))
+    aligned = end - job.clock.offsets(rank, end)
+    missing = aligned.max() - aligned
+    missing = np.where(missing > job.clock.residual_ns, missing, 0)
+    ends = table["end_ns"].to_numpy(dtype=np.int64).copy()
+    ends[rows] += missing
+    leaf = Leaf.UNDIVIDED if job.plan.stage else Leaf.LATE_RANK
+    waited = pd.DataFrame({"rank": rank, "step": last, "leaf": int(leaf), "ns": missing})
+    extended = table.assign(end_ns=ends, window_ns=ends - table["start_ns"].to_numpy())
+    return extended, waited[waited["ns"] > 0], int(rank[np.argmax(aligned)])
+
+
+def attribute(job: Job, table: pd.DataFrame, split: Split) -> Attribution:
+    """Attribute the time of the given windows (`windows`) of a job.
 
     Raises:
         PartitionError: the leaves of a rank's step do not add up to its window.
     """
-    present = [account for account in accounts if account.steps is not None]
-    exposed = _exposed(present, communications, instances, plan)
-    decided = pd.concat([account.decided.assign(rank=account.rank) for account in present], ignore_index=True)
-    parts = [decided, split.leaves, exposed[["rank", "step", "leaf", "ns"]]]
+    exposed = _exposed(job)
+    table, left_out = _without_cut_first_step(table, exposed)
+    table, waited, last_rank = with_common_end(table, job)
+    exposed = exposed.merge(table[["rank", "step"]], on=["rank", "step"])
+    origins = blame(job.accounts, job.communications, job.matching, job.arrivals, exposed, job.peers)
+    exposed = _by_cause(exposed, origins)
+    decided = pd.concat([account.decided.assign(rank=account.rank) for account in job.accounts], ignore_index=True)
+    parts = [decided, split.leaves, exposed[["rank", "step", "leaf", "ns"]], waited]
     ledger = pd.concat(parts, ignore_index=True).groupby(["rank", "step", "leaf"], as_index=False)[["ns"]].sum()
-    ledger = ledger[ledger["ns"] != 0]
-    ledger = ledger.merge(table[["rank", "step"]], on=["rank", "step"])
-    table, ledger, dropped = _without_cut_first_step(table, ledger)
-    kept = exposed.merge(table[["rank", "step"]], on=["rank", "step"])
+    ledger = ledger[ledger["ns"] != 0].merge(table[["rank", "step"]], on=["rank", "step"])
     check(table, ledger)
     return Attribution(
         windows=table,
         ledger=ledger.reset_index(drop=True),
-        collectives=_collective_totals(communications, kept, table),
-        left_out=tuple(dropped),
+        exposed=exposed,
+        blame=_with_end(origins, waited, last_rank),
+        carried=transfers(job.communications, job.matching, job.arrivals),
+        left_out=tuple(left_out),
     )
+
+
+def _with_end(origins: Blame, waited: pd.DataFrame, last_rank: int) -> Blame:
+    """Charge the waits at the end of the last step to the rank that ended last."""
+    late = int(waited.loc[waited["leaf"] == Leaf.LATE_RANK, "ns"].sum())
+    if not late:
+        return origins
+    extra = pd.DataFrame({"rank": [last_rank], "cls": [int(Leaf.LATE_RANK)], "ns": [late]})
+    return Blame(origins.shares, pd.concat([origins.costs, extra], ignore_index=True))
+
+
+def _by_cause(exposed: pd.DataFrame, origins: Blame) -> pd.DataFrame:
+    """Divide the waits for late ranks by their causes, in whole nanoseconds."""
+    late = exposed["leaf"].to_numpy() == Leaf.LATE_RANK
+    waits = exposed[late]
+    ns = waits["ns"].to_numpy(dtype=np.int64)
+    shares = origins.shares[waits["row"].to_numpy(dtype=np.int64)]
+    parts = np.floor(shares * ns[:, None]).astype(np.int64)
+    largest = np.argmax(shares, axis=1)
+    parts[np.arange(len(parts)), largest] += ns - parts.sum(axis=1)
+    divided = [waits.assign(leaf=int(leaf), ns=parts[:, index]) for index, leaf in enumerate(WAIT_LEAVES)]
+    result = pd.concat([exposed[~late], *divided], ignore_index=True)
+    kept: pd.DataFrame = result[result["ns"] != 0]
+    return kept.reset_index(drop=True)
 
 
 def check(table: pd.DataFrame, ledger: pd.DataFrame) -> None:
@@ -105,26 +184,21 @@ def check(table: pd.DataFrame, ledger: pd.DataFrame) -> None:
         raise PartitionError("a leaf is negative. This is a fault of traceaudit; please report it with the trace.")
 
 
-def _exposed(
-    accounts: Sequence[RankAccount], communications: pd.DataFrame, instances: Instances, plan: Layout
-) -> pd.DataFrame:
-    """Return ``rank, step, leaf, ns, row`` of the time owned by communications; ``row`` in `communications`."""
+def _exposed(job: Job) -> pd.DataFrame:
+    """Return ``rank, step, leaf, ns, row`` of the time owned by communications; ``row`` in `Job.communications`."""
     columns = ["rank", "step", "start_ns", "end_ns", "row", "trailing"]
     frames, offset = [pd.DataFrame(columns=columns).astype(np.int64)], 0
-    for account in accounts:
+    for account in job.accounts:
         own = account.exposed
         frames.append(own.assign(rank=account.rank, row=own["communication"] + offset)[columns])
         offset += len(account.communications)
     pieces = pd.concat(frames, ignore_index=True)
     if not len(pieces):
         return pd.DataFrame({name: np.empty(0, np.int64) for name in ("rank", "step", "leaf", "ns", "row")})
-    row = pieces["row"].to_numpy(dtype=np.int64)
-    pipeline = communications["pipeline"].to_numpy(dtype=np.bool_)[row]
-    parts = [
-        _pipeline_parts(pieces[pipeline], communications),
-        _collective_parts(accounts, pieces[~pipeline], communications, instances, plan),
-    ]
-    return pd.concat(parts, ignore_index=True)
+    pipeline = job.communications["pipeline"].to_numpy(dtype=np.bool_)[pieces["row"].to_numpy(dtype=np.int64)]
+    parts = [_pipeline_parts(pieces[pipeline], job.communications), _collective_parts(job, pieces[~pipeline])]
+    exposed = pd.concat(parts, ignore_index=True)
+    return exposed[exposed["ns"] != 0].reset_index(drop=True)
 
 
 def _part(pieces: pd.DataFrame, leaf: Array | Leaf, ns: Array) -> pd.DataFrame:
@@ -151,31 +225,29 @@ def _length(pieces: pd.DataFrame, leaf: Leaf) -> pd.DataFrame:
     return _part(pieces, leaf, (pieces["end_ns"] - pieces["start_ns"]).to_numpy(dtype=np.int64))
 
 
-def _collective_parts(
-    accounts: Sequence[RankAccount],
-    pieces: pd.DataFrame,
-    communications: pd.DataFrame,
-    instances: Instances,
-    plan: Layout,
-) -> pd.DataFrame:
-    """Split time in collectives at the last arrival: waiting before it, transfer after."""
+def _collective_parts(job: Job, pieces: pd.DataFrame) -> pd.DataFrame:
+    """Split time in collectives at the last arrival: waiting before it, transfer after.
+
+    Waits shorter than the residual of the clocks stay transfer, as does a kernel that ended more than that before the
+    last arrival: it did not wait for it.
+    """
+    communications, arrivals = job.communications, job.arrivals
     row = pieces["row"].to_numpy(dtype=np.int64)
     start, end = (pieces[name].to_numpy(dtype=np.int64) for name in ("start_ns", "end_ns"))
     trailing = pieces["trailing"].to_numpy(dtype=np.bool_)
-    awaited, matched = instances.awaited_ns[row], instances.instance[row] >= 0
-    left_early = communications["end_ns"].to_numpy()[row] < awaited
-    waits = matched & ~trailing & ~left_early
+    awaited = arrivals.awaited_ns[row]
+    left_early = communications["end_ns"].to_numpy()[row] < awaited - job.clock.residual_ns
+    told_apart = awaited - communications["start_ns"].to_numpy()[row] > job.clock.residual_ns
+    waits = arrivals.known[row] & ~trailing & ~left_early & told_apart
     turn = np.where(waits, np.clip(awaited, start, end), start)
-    begun = pd.Series({account.rank: account.first_ns for account in accounts})
-    recorded = begun.reindex(instances.awaited_rank[row]).fillna(0).to_numpy(dtype=np.int64)
-    cut = np.where(waits, np.clip(recorded, start, turn), start)
-    staged = _spans_stages(communications, plan)[row]
+    cut = np.where(waits, np.clip(_recorded_from(job, row), start, turn), start)
+    staged = _spans_stages(communications, job.plan)[row]
     wait_leaf = np.where(staged, int(Leaf.UNDIVIDED), int(Leaf.LATE_RANK))
     transfer_leaf = communications["leaf"].to_numpy()[row]
-    transfer_leaf = np.where(
-        communications["recompute"].to_numpy(dtype=np.bool_)[row], int(Leaf.COMMUNICATION), transfer_leaf
-    )
-    transfer_leaf = np.where(instances.traced[row], transfer_leaf, int(Leaf.TRANSFER_OR_WAIT))
+    recompute = communications["recompute"].to_numpy(dtype=np.bool_)[row]
+    transfer_leaf = np.where(recompute, int(Leaf.COMMUNICATION), transfer_leaf)
+    certain = job.matching.complete[row] & arrivals.known[row]
+    transfer_leaf = np.where(certain, transfer_leaf, int(Leaf.TRANSFER_OR_WAIT))
     return pd.concat(
         [
             _part(pieces, Leaf.TRACE_CUT, cut - start),
@@ -184,6 +256,19 @@ def _collective_parts(
         ],
         ignore_index=True,
     )
+
+
+def _recorded_from(job: Job, row: Array) -> Array:
+    """Return when the awaited rank's recording began, on the clock of each row's rank."""
+    first = {account.rank: account.first_ns for account in job.accounts}
+    awaited = job.arrivals.awaited_rank[row]
+    known = np.isin(awaited, list(first))
+    awaited = np.where(known, awaited, job.accounts[0].rank)
+    begun = np.asarray(pd.Series(first).reindex(awaited), np.int64)
+    rank = job.communications["rank"].to_numpy(dtype=np.int64)[row]
+    own = begun - job.clock.offsets(awaited, begun) + job.clock.offsets(rank, begun)
+    comparable = known & ~job.arrivals.by_duration[row]
+    return np.where(comparable, own, np.iinfo(np.int64).min)
 
 
 def _spans_stages(communications: pd.DataFrame, plan: Layout) -> npt.NDArray[np.bool_]:
@@ -196,66 +281,13 @@ def _spans_stages(communications: pd.DataFrame, plan: Layout) -> npt.NDArray[np.
 
 
 def _without_cut_first_step(
-    table: pd.DataFrame, ledger: pd.DataFrame
-) -> tuple[pd.DataFrame, pd.DataFrame, list[tuple[int | None, int, str]]]:
+    table: pd.DataFrame, exposed: pd.DataFrame
+) -> tuple[pd.DataFrame, list[tuple[int | None, int, str]]]:
     """Leave out the first step if ranks waited in it for profilers that began later, and others remain."""
     first = int(table["step"].min())
     length = int(table.loc[table["step"] == first, "window_ns"].sum())
-    cut = int(ledger.loc[(ledger["step"] == first) & (ledger["leaf"] == Leaf.TRACE_CUT), "ns"].sum())
+    cut = int(exposed.loc[(exposed["step"] == first) & (exposed["leaf"] == Leaf.TRACE_CUT), "ns"].sum())
     if table["step"].nunique() < 2 or cut <= TRACE_CUT_SHARE * length:
-        return table, ledger, []
+        return table, []
     reason = f"{cut / length:.1%} of it is waiting for ranks whose recording began later"
-    return table[table["step"] != first], ledger[ledger["step"] != first], [(None, first, reason)]
-
-
-WAITS = (Leaf.LATE_RANK, Leaf.TRACE_CUT)
-
-
-def _collective_totals(communications: pd.DataFrame, exposed: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
-    """Sum up the communications of each group and kind that ran in the analysed windows."""
-    if not len(communications):
-        return pd.DataFrame()
-    span = table.groupby("rank").agg(low=("start_ns", "min"), high=("end_ns", "max"))
-    span = span.reindex(communications["rank"])
-    inside = (communications["end_ns"].to_numpy() > span["low"].to_numpy()) & (
-        communications["start_ns"].to_numpy() < span["high"].to_numpy()
-    )
-    waiting = exposed["leaf"].isin(WAITS).to_numpy() | (
-        (exposed["leaf"] == Leaf.UNDIVIDED).to_numpy()
-        & ~communications["pipeline"].to_numpy(dtype=np.bool_)[exposed["row"].to_numpy(dtype=np.int64)]
-    )
-    by_row = pd.DataFrame(
-        {
-            "row": exposed["row"].to_numpy(dtype=np.int64),
-            "exposed_ns": exposed["ns"].to_numpy(dtype=np.int64),
-            "wait_ns": np.where(waiting, exposed["ns"], 0).astype(np.int64),
-        }
-    )
-    by_row = by_row.groupby("row").sum().reindex(range(len(communications)), fill_value=0)
-    labels = [
-        f"{text + ' ' if text else ''}{_ranks(members)}{' (assumed)' if assumed else ''}"
-        for text, members, assumed in zip(
-            communications["group_description"], communications["members"], communications["assumed"], strict=True
-        )
-    ]
-    frame = pd.DataFrame(
-        {
-            "group": labels,
-            "leaf": communications["leaf"].to_numpy(),
-            "kind": communications["kind"].to_numpy(dtype=object),
-            "count": 1,
-            "bytes": np.maximum(communications["bytes"].to_numpy(), 0),
-            "exposed_ns": by_row["exposed_ns"].to_numpy(),
-            "wait_ns": by_row["wait_ns"].to_numpy(),
-        }
-    )[inside]
-    totals = frame.groupby(["group", "leaf", "kind"], as_index=False).sum()
-    totals = totals.assign(transfer_ns=totals["exposed_ns"] - totals["wait_ns"])
-    return totals.sort_values("exposed_ns", ascending=False, kind="stable", ignore_index=True)
-
-
-def _ranks(members: tuple[int, ...]) -> str:
-    """Return a short text for the ranks of a group."""
-    if len(members) <= 8:
-        return str(list(members))
-    return f"[{members[0]}, {members[1]}, …, {members[-1]}] ({len(members)} ranks)"
+    return table[table["step"] != first].reset_index(drop=True), [(None, first, reason)]

@@ -25,8 +25,9 @@ class State(IntEnum):
 COMMUNICATION = re.compile(
     r"^(?:void )?(?:nccl|rccl|msccl|hccl)|oneRankReduce|^oneccl_|xccl::"
     r"|(?:deep_ep|dpsk::ep)::(?!.*get_dispatch_layout)"
-    r"|\b(?:hybrid_dispatch|hybrid_combine|dispatch_copy_epilogue|combine_reduce_epilogue|engram_fetch)_impl"
+    r"|\b(?:(?:hybrid_)?dispatch|(?:hybrid_)?combine|barrier|dispatch_copy_epilogue|combine_reduce_epilogue|engram_fetch)_impl"
     r"|(?:one_shot|two_shot|multimem)_\w*all_?(?:reduce|gather)|multimem_one_shot|all_to_all_vdev|nvshmem"
+    r"|\b(?:barrier|put_signal|wait_signal)_kernel"
     r"|cross_device_reduce_[12]stage|allreduce_fusion_kernel|(?:one|two)ShotAllReduce"
     r"|^(?:void )?(?:aiter::)?(?:allgather|reduce_scatter)_|userbuffers_"
 )
@@ -42,7 +43,7 @@ COLLECTIVE_KINDS = (
     (re.compile(r"^(?:nccl:)?(?:send|recv|coalesced)\b|batch_isend_irecv"), "send_recv"),
     (re.compile(r"^(?:nccl:)?gather$"), "gather"),
     (re.compile(r"^(?:nccl:)?scatter$"), "scatter"),
-    (re.compile(r"^(?:nccl:)?_?reduce(?:$|_)|ncclDevKernel_Reduce_|ncclKernel_Reduce_"), "reduce"),
+    (re.compile(r"^(?:nccl:)?_?reduce(?:$|_)|nccl(?:Dev)?Kernel_Reduce_|ncclReduce(?:Ring|Tree)"), "reduce"),
 )
 
 # Families of compute kernels by name; the first that matches.

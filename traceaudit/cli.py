@@ -240,7 +240,7 @@ def simulate(directory: Path, scenario: str | None, force: bool) -> None:
     from traceaudit.simulate import simulate as run
 
     if scenario is None or scenario not in SCENARIOS:
-        listed = "\n".join(f"  {name:<18} {entry.description}" for name, entry in SCENARIOS.items())
+        listed = "\n".join(f"  {name:<22} {entry.description}" for name, entry in SCENARIOS.items())
         raise click.UsageError(f"choose a --scenario:\n{listed}")
     with _reported():
         run(directory, scenario, force=force)

@@ -1,18 +1,14 @@
-"""Which communications of different ranks are one collective, and what its process group stands for."""
+"""The communications of all ranks in one table, and what their process groups stand for."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from traceaudit.account import RankAccount
-from traceaudit.intervals import Array
 from traceaudit.leaves import Leaf
-
-ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 
 # Descriptions of process groups (Megatron, DeviceMesh, DeepSpeed) and the dimension they span; the first that matches.
 DIMENSIONS: tuple[tuple[re.Pattern[str], Leaf], ...] = tuple(
@@ -49,7 +45,7 @@ class Layout:
     source: str
 
 
-def layout(accounts: Sequence[RankAccount], world_size: int | None, declared: dict[str, int]) -> Layout:
+def layout(accounts: Sequence[RankAccount], world_size: int | None, declared: Mapping[str, int]) -> Layout:
     """Infer the pipeline stage of each rank from its process groups, else from the declared degrees.
 
     Without groups the pipeline is taken as the outermost dimension of the rank order, as Megatron and DeviceMesh lay
@@ -88,18 +84,20 @@ def dimension_of(description: str) -> Leaf | None:
     return next((leaf for pattern, leaf in DIMENSIONS if pattern.search(description)), None)
 
 
-def gather(accounts: Sequence[RankAccount], world_size: int | None, plan: Layout) -> pd.DataFrame:
+def gather(
+    accounts: Sequence[RankAccount], world_size: int | None, plan: Layout, host: Mapping[int, int]
+) -> pd.DataFrame:
     """Return the communications of all ranks in one table.
 
-    Columns beside those of `RankAccount.communications`: ``rank``, ``index`` (row on its rank), ``members`` (tuple of
-    ranks; for a send or receive its pair; all ranks where nothing tells), ``assumed`` (the members are a guess),
+    Columns beside those of `RankAccount.communications`: ``rank``, ``host`` (number), ``members`` (tuple of ranks; for
+    a send or receive its pair; all ranks where nothing tells), ``assumed`` (the members are a guess),
     ``leaf`` (dimension, `Leaf`) and ``pipeline`` (point-to-point of a pipeline).
     """
     frames = []
     for account in accounts:
         if account.steps is not None:
             own = account.communications
-            frames.append(own.assign(rank=account.rank, index=np.arange(len(own)), sharded=account.sharded))
+            frames.append(own.assign(rank=account.rank, host=host[account.rank], sharded=account.sharded))
     table = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
     if not len(table):
         return table
@@ -157,78 +155,13 @@ def _leaf(
     return leaf
 
 
-@dataclass(frozen=True)
-class Instances:
-    """What the matching found, by row of the table of communications.
+def group_label(description: str, members: tuple[int, ...], *, assumed: bool) -> str:
+    """Return a short text for a process group.
 
-    Attributes:
-        instance: number of the collective instance, -1 where unmatched.
-        awaited_ns: the arrival that the instance's ranks waited for; meaningless where unmatched.
-        awaited_rank: the rank that arrived then.
-        traced: every member of the group was traced and has the instance.
-        unmatched: reasons with counts.
+    >>> group_label("mesh_dp", (0, 1), assumed=False)
+    'mesh_dp [0, 1]'
     """
-
-    instance: Array
-    awaited_ns: Array
-    awaited_rank: Array
-    traced: npt.NDArray[np.bool_]
-    unmatched: dict[str, int]
-
-
-def match(table: pd.DataFrame) -> Instances:
-    """Match communications of the ranks: by group and sequence number, else by group, kind, size and order.
-
-    A key whose count differs between the ranks of a group is not paired: windows may be shifted or cut.
-    """
-    size = len(table)
-    if not size:
-        none = np.empty(0, np.int64)
-        return Instances(none, none, none, np.empty(0, np.bool_), {})
-    members = pd.factorize(pd.Series(list(table["members"]), dtype=object))[0]
-    sized = np.where(table["kind"] == "all_to_all", -1, table["bytes"])
-    numbered = table["seq"].to_numpy() >= 0
-    keys = pd.DataFrame(
-        {
-            "members": members,
-            "kind": pd.factorize(table["kind"])[0],
-            "bytes": np.where(numbered, -1, sized),
-            "source": np.where(table["direction"] == "send", table["rank"], table["source_rank"]),
-            "seq": table["seq"],
-            "rank": table["rank"],
-            "start": table["start_ns"],
-        }
-    )
-    group = ["members", "kind", "bytes", "source"]
-    order = keys.sort_values("start", kind="stable").groupby([*group, "seq", "rank"]).cumcount().reindex(keys.index)
-    keys = keys.assign(order=order)
-    counts = keys.groupby([*group, "rank"])["order"].transform("size")
-    uneven = ~numbered & (counts.groupby([keys[name] for name in group]).transform("nunique").to_numpy() > 1)
-    instance = np.asarray(keys.groupby([*group, "seq", "order"]).ngroup(), np.int64)
-    present = keys.groupby(instance)["rank"].transform("nunique").to_numpy()
-    expected = np.array([len(ranks) for ranks in table["members"]])
-    alone = (present < 2) & (expected > 1)
-    arrival = table["start_ns"].to_numpy()
-    awaited, by = _awaited(table, instance, arrival)
-    reasons = {"uneven counts between ranks": int(uneven.sum()), "partners not traced": int((alone & ~uneven).sum())}
-    instance = np.where(uneven | alone, np.int64(-1), instance)
-    return Instances(
-        instance,
-        awaited,
-        by,
-        (present == expected) & (instance >= 0),
-        {reason: count for reason, count in reasons.items() if count},
-    )
-
-
-def _awaited(table: pd.DataFrame, instance: npt.NDArray[np.integer], arrival: Array) -> tuple[Array, Array]:
-    """Return the last arrival of each row's instance, for rooted kinds the root's, and the rank that made it."""
-    rank = table["rank"].to_numpy()
-    rooted = table["kind"].isin(ROOTED).to_numpy() & (table["root"].to_numpy() >= 0)
-    counted = ~rooted | (rank == table["root"].to_numpy())
-    frame = pd.DataFrame(
-        {"instance": instance, "arrival": np.where(counted, arrival, np.iinfo(np.int64).min), "rank": rank}
-    )
-    last = frame.sort_values(["arrival", "rank"], kind="stable").drop_duplicates("instance", keep="last")
-    last = last.set_index("instance").reindex(instance)
-    return last["arrival"].to_numpy(), last["rank"].to_numpy()
+    ranks = str(list(members))
+    if len(members) > 8:
+        ranks = f"[{members[0]}, {members[1]}, …, {members[-1]}] ({len(members)} ranks)"
+    return f"{description + ' ' if description else ''}{ranks}{' (assumed)' if assumed else ''}"

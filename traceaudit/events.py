@@ -17,6 +17,7 @@ bytes              int64       copies: bytes moved; -1 where absent
 sequence           int64       operators: autograd sequence number; -1 where absent
 forward_thread     int64       operators: logical forward thread of a backward operator, 0 in the forward; -1 absent
 dims, types        category    operators: ``Input Dims`` and ``Input type`` as JSON text; missing where absent
+grid               category    kernels: launch grid as JSON text; missing where absent
 collective         int64       row of `Trace.collectives`; -1 where absent
 =================  ==========  ==========================================================================
 

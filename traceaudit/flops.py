@@ -103,8 +103,8 @@ def _of_operator(name: str, dims_text: object, types_text: object) -> tuple[floa
     try:
         dims = json.loads(str(dims_text))
         types = json.loads(types_text) if isinstance(types_text, str) else []
-        flops = _product(left, right)(dims)
-    except (ValueError, IndexError, TypeError):
+        flops = float(_product(left, right)(dims))
+        dtype = str(types[left]) if left < len(types) else ""
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
         return None
-    dtype = str(types[left]) if left < len(types) else ""
-    return float(flops), DTYPES.get(dtype, "")
+    return flops, DTYPES.get(dtype, "")

@@ -121,3 +121,18 @@ def covers(cover: Intervals, instant: Array) -> npt.NDArray[np.bool_]:
         return np.zeros(len(instant), np.bool_)
     slot = np.searchsorted(cover.start, instant, side="right") - 1
     return np.asarray((slot >= 0) & (instant < cover.end[np.maximum(slot, 0)]))
+
+
+def elapsed(spans: Intervals, instant: Array) -> Array:
+    """Return how much of sorted, disjoint spans lies before each instant.
+
+    >>> elapsed(Intervals(np.array([0, 5]), np.array([3, 9])), np.array([2, 4, 7])).tolist()
+    [2, 3, 5]
+    """
+    before = np.concatenate((np.zeros(1, np.int64), np.cumsum(spans.end - spans.start)))
+    if not len(spans.start):
+        return np.zeros(len(instant), np.int64)
+    count = np.searchsorted(spans.start, instant, side="right")
+    last = np.maximum(count - 1, 0)
+    beyond = np.where(count > 0, np.maximum(spans.end[last] - instant, 0), 0)
+    return np.asarray(before[count] - beyond, np.int64)

@@ -40,7 +40,12 @@ class Leaf(IntEnum):
     UNDIVIDED = 30  # waiting in a pipeline, whatever for
     KERNELS = 40
     COMMUNICATION = 41
-    LATE_RANK = 50
+    LATE_RANK = 50  # waiting for a rank whose kernels were slower, or for no known reason
+    SLOW_GPU = 51  # what the kernels of a slow GPU took over its peers'
+    DATA_IMBALANCE = 52  # waiting for a rank that had more work
+    HOST_CAUSED = 53  # waiting for a rank whose host paused
+    SLOW_LINK = 54  # waiting for a rank whose transfers were slower
+    JITTER = 55  # waiting for a rank that did nothing more than the waiting one
     DATA_LOADER = 60
     CHECKPOINT = 61
     GC = 62

@@ -9,10 +9,11 @@ quotes in names and bare ``inf`` are repaired, a torn file keeps its complete ev
 import json
 import re
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from itertools import count
 from operator import attrgetter
 from pathlib import Path
@@ -27,7 +28,8 @@ from traceaudit.intervals import Array
 
 BLOCK_BYTES = 4 << 20
 HEAD_LIMIT_BYTES = 64 << 20
-JOIN_LIMIT = 16  # pieces of a chunk joined to mend a cut inside an event
+JOIN_LIMIT = 1_000  # pieces of a chunk joined to mend a cut inside an event
+TIME_LIMIT_NS = 1 << 61  # so that start, base and length add up within int64
 
 Number = int | float | str | None
 
@@ -46,6 +48,7 @@ class Args(msgspec.Struct, gc=False):
     dims: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw, name="Input Dims")
     dims_2021: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw, name="Input dims")
     types: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw, name="Input type")
+    grid: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     collective: str = msgspec.field(default="", name="Collective name")
     group: Number = msgspec.field(default="", name="Process Group Name")
     group_description: str = msgspec.field(default="", name="Process Group Description")
@@ -99,8 +102,8 @@ class RawTrace:
     Attributes:
         path: the file.
         metadata: every top-level key but the events; empty when the file is a bare list.
-        columns: int64 arrays of equal length: ``kind`` (`Kind`), ``name``, ``dims`` and ``types`` (indices into
-            `texts`, -1 where absent), ``ts`` and ``dur`` in nanoseconds, ``pid``, ``tid``, ``collective`` (row of
+        columns: int64 arrays of equal length: ``kind`` (`Kind`), ``name``, ``dims``, ``types`` and ``grid`` (indices
+            into `texts`, -1 where absent), ``ts`` and ``dur`` in nanoseconds, ``pid``, ``tid``, ``collective`` (row of
             `collectives`, -1 where absent) and the integer arguments of `Args`.
         texts: the distinct names and shapes.
         collectives: one tuple a collective's event, fields as `COLLECTIVE_FIELDS`.
@@ -155,6 +158,7 @@ class _Inflating:
         self._inflate = zlib.decompressobj(31) if file.read(2) == b"\x1f\x8b" else None
         self._inside = False  # a member has begun and not ended
         self._members = 0
+        self._damaged = False
         self.torn = False
         file.seek(0)
 
@@ -163,7 +167,7 @@ class _Inflating:
         if self._inflate is None:
             return self._file.read(size)
         parts: list[bytes] = []
-        while size > 0:
+        while size > 0 and not self._damaged:
             compressed = self._inflate.unconsumed_tail
             if self._inflate.eof:  # another member follows, or the end
                 compressed = self._inflate.unused_data
@@ -174,15 +178,28 @@ class _Inflating:
             if not compressed:
                 self.torn |= self._inside
                 break
+            if self._members and not self._inside and not compressed.strip(b"\0"):
+                continue  # padding
+            before = self._inflate.copy()
             try:
                 part = self._inflate.decompress(compressed, size)
             except zlib.error:
+                self._damaged = True
                 self.torn |= self._inside or not self._members  # else padding after the last member
-                break
+                part = _up_to_damage(before, compressed)
             self._inside = True
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
+
+
+def _up_to_damage(inflate: "zlib._Decompress", compressed: bytes) -> bytes:
+    """Return what a damaged piece of gzip inflates to, byte by byte, before zlib notices."""
+    whole = bytearray()
+    with suppress(zlib.error):
+        for at in range(len(compressed)):
+            whole += inflate.decompress(compressed[at : at + 1])
+    return bytes(whole)
 
 
 BARE_NUMBER = re.compile(rb"(:\s*)-?(?:inf|nan|Infinity|NaN|N/A)\b")
@@ -222,6 +239,7 @@ class _EventText:
                 raise NotATraceError(f"an event of more than {HEAD_LIMIT_BYTES >> 20} MiB; not a profiler trace")
             rest += more
         if self.ended:
+            self._tail += self.separator  # the cut was behind the list
             while rest and len(self._tail) < HEAD_LIMIT_BYTES:
                 self._tail += rest
                 rest = self._source.read(BLOCK_BYTES)
@@ -236,7 +254,7 @@ class _EventText:
         for attempt in (text, BARE_NUMBER.sub(rb"\1null", text).replace(b'/"', b"'")):
             try:
                 found = json.loads(attempt.decode("utf-8", "replace"), strict=False)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(found, dict):
                 found.pop("traceEvents", None)
@@ -276,19 +294,40 @@ class _EventText:
         return rest
 
     def _last(self, rest: bytes) -> Iterator[bytes]:
-        """Yield the last event if it is whole, and note the tail."""
-        for text in (rest, _repair(rest)):
+        """Yield the events behind the last separator, which may have separators of their own, and note the tail."""
+        while True:
+            if self.carry:
+                rest, self.carry = self.carry + self.separator + rest, b""
+            text = rest
             closed = _object_end(b"{" + text)
-            if closed is not None and text[closed - 1 :].lstrip()[:1] == b"]":
-                yield text[: closed - 2]
-                self.end(text[closed - 1 :].lstrip()[1:])
-                return
-            if closed is not None:  # whole, but the list is not closed
+            if closed is None:
+                text = _repair(rest)
+                closed = _object_end(b"{" + text)
+                self.repaired += closed is not None
+            if closed is None:
+                broken, found, rest = rest.partition(self.separator)
+                self.dropped += bool(broken.strip())
+                if found:
+                    continue
                 self.torn = True
-                yield text[: closed - 2]
                 return
-        self.torn = True
-        self.dropped += bool(rest.strip())
+            yield text[: closed - 2]
+            behind = text[closed - 1 :].lstrip()
+            following = behind[1:].lstrip()
+            if behind[:1] == b"]" and b'"ph"' in text[:closed]:
+                self.end(behind[1:])
+                return
+            if behind[:1] != b"," or following[:1] != b"{":  # the list is not closed
+                self.torn = True
+                return
+            self.separator = _separator(following)
+            first, *more = following[1:].rsplit(self.separator, 1)
+            if more:
+                yield first
+            rest = more[0] if more else first
+
+
+LIST_START = re.compile(rb'"traceEvents"\s*:\s*\[')
 
 
 def _list_start(buffer: bytes) -> int | None:
@@ -296,9 +335,8 @@ def _list_start(buffer: bytes) -> int | None:
     lead = len(buffer) - len(buffer.lstrip())
     if buffer[lead : lead + 1] == b"[":
         return lead + 1
-    key = buffer.find(b'"traceEvents"')
-    bracket = buffer.find(b"[", key) if key >= 0 else -1
-    return bracket + 1 if bracket >= 0 else None
+    opened = LIST_START.search(buffer)
+    return opened.end() if opened else None
 
 
 def _object_end(text: bytes) -> int | None:
@@ -311,11 +349,18 @@ def _object_end(text: bytes) -> int | None:
     return len(decoded[:end].encode("utf-8", "surrogateescape"))
 
 
+BORDER = re.compile(rb"(?:\n *)?\}\s*,\s*\{")
+
+
 def _separator(buffer: bytes) -> bytes:
     """Return the bytes from the end of the first event to the brace of the second, with the indent before the end."""
     end = _object_end(buffer[: 1 << 20])
-    if end is None:  # an unescaped quote in the first event: try the layout of the C++ writers
-        return b"\n  },\n  {"
+    if end is None:
+        buffer = _repair(buffer[: 1 << 20])
+        end = _object_end(buffer)
+    if end is None:
+        borders = Counter(BORDER.findall(buffer))
+        return borders.most_common(1)[0][0] if borders else b"},{"
     following = buffer.find(b"{", end)
     if following < 0 or buffer[end:following].strip() != b",":
         return b"},{"
@@ -338,7 +383,7 @@ def _decode(chunk: bytes, text: _EventText) -> tuple[list[Event], int, int]:
         chunk, text.carry = text.carry + text.separator + chunk, b""
     try:
         return CHUNK_DECODER.decode(b"[{" + chunk + b"}]"), 0, 0
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _decode_one_by_one(chunk, text)
 
 
@@ -380,18 +425,18 @@ def _may_continue(pieces: list[bytes], text: _EventText) -> bool:
 
 def _joined(pieces: list[bytes], separator: bytes) -> tuple[Event | None, int]:
     """Return the event that the first pieces form together, and how many beyond the first were used."""
-    for used in range(1, len(pieces)):
-        event = _plain(b"{" + separator.join(pieces[: used + 1]) + b"}")
-        if event is not None:
-            return event, used
-    return None, 0
+    text = b"{" + separator.join(pieces) + b"}"
+    end = _object_end(text)
+    if end is None:
+        return None, 0
+    return _plain(text[:end]), text.count(separator, 0, end)
 
 
 def _list_end(piece: bytes) -> tuple[bytes, bytes] | None:
     """Split a piece that runs past the end of the list into its last event and the text after the bracket."""
     closed = _object_end(piece)
-    if closed is None or piece[closed:].lstrip()[:1] != b"]":
-        return None
+    if closed is None or piece[closed:].lstrip()[:1] != b"]" or b'"ph"' not in piece[:closed]:
+        return None  # without a phase it is part of a broken event
     return piece[:closed], piece[closed:].lstrip()[1:]
 
 
@@ -406,10 +451,10 @@ def _plain(piece: bytes) -> Event | None:
     """Decode one event, coercing fields of an unexpected type; nothing if it is not JSON."""
     try:
         return EVENT_DECODER.decode(piece)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
-    try:
-        found = json.loads(piece.decode("utf-8", "replace"), strict=False)
+    try:  # decimals stay text, so that times are exact
+        found = json.loads(piece.decode("utf-8", "replace"), strict=False, parse_float=str)
     except (ValueError, RecursionError):
         return None
     if not isinstance(found, dict):
@@ -418,11 +463,11 @@ def _plain(piece: bytes) -> Event | None:
     return Event(
         ph=str(found.get("ph", "")),
         cat=str(found.get("cat", "")),
-        name=str(found.get("name", "")),
+        name=str(found.get("name", "")).encode("utf-8", "replace").decode(),
         pid=_scalar(found.get("pid", -1)),
         tid=_scalar(found.get("tid", -1)),
-        ts=msgspec.Raw(str(found.get("ts", "")).encode()),
-        dur=msgspec.Raw(str(found.get("dur", "")).encode()),
+        ts=msgspec.Raw(json.dumps(found.get("ts")).encode()),
+        dur=msgspec.Raw(json.dumps(found.get("dur")).encode()),
         args=_coerced_args(args) if isinstance(args, dict) else None,
     )
 
@@ -443,12 +488,13 @@ def _coerced_args(found: dict[str, Any]) -> Args:
         elif info.type is msgspec.Raw:
             setattr(args, info.name, msgspec.Raw(json.dumps(value).encode()))
         else:
-            setattr(args, info.name, str(value))
+            setattr(args, info.name, value if isinstance(value, int) and info.type is not str else str(value))
     return args
 
 
 def _integer(value: object, otherwise: int) -> int:
     try:
+        value = float(value) if isinstance(value, str) and "." in value else value
         number = int(value)  # type: ignore[call-overload]  # anything may stand in a trace
     except (TypeError, ValueError, OverflowError):
         return otherwise
@@ -487,7 +533,7 @@ class _Columns:
 
     def finish(self) -> None:
         """Join the chunks."""
-        names = ("kind", "name", "ts", "dur", "pid", "tid", "dims", "types", "collective", *INTEGER_ARGS)
+        names = ("kind", "name", "ts", "dur", "pid", "tid", "dims", "types", "grid", "collective", *INTEGER_ARGS)
         self._trace.columns = {
             name: np.concatenate(self._parts[name]) if self._parts[name] else np.empty(0, np.int64) for name in names
         }
@@ -497,7 +543,7 @@ class _Columns:
     def _append(self, kept: list[Event], kinds: list[int]) -> None:
         size = len(kept)
         starts, bad_starts = _nanoseconds([bytes(event.ts) for event in kept])
-        lengths, bad_lengths = _nanoseconds([bytes(event.dur) for event in kept])
+        lengths, bad_lengths = _nanoseconds([bytes(event.dur).replace(b"null", b"") or b"0" for event in kept])
         bad = bad_starts | bad_lengths
         if bad.any():
             self._trace.dropped += int(bad.sum())
@@ -514,11 +560,12 @@ class _Columns:
         parts["pid"].append(self._numbers(list(map(attrgetter("pid"), kept))))
         parts["tid"].append(self._numbers(list(map(attrgetter("tid"), kept))))
         parts["dims"].append(np.array([self._text(bytes(a.dims) or bytes(a.dims_2021)) for a in args], np.int64))
+        parts["grid"].append(np.array([self._text(bytes(a.grid)) for a in args], np.int64))
         parts["types"].append(np.array([self._text(bytes(a.types)) for a in args], np.int64))
         parts["collective"].append(np.array([self._collective(a) for a in args], np.int64))
         for name in INTEGER_ARGS:
-            parts[name].append(self._numbers(list(map(attrgetter(name), args))))
-        parts["external"][-1] = np.maximum(parts["external"][-1], self._numbers([a.external_2021 for a in args]))
+            parts[name].append(_int64(list(map(attrgetter(name), args))))
+        parts["external"][-1] = np.maximum(parts["external"][-1], _int64([a.external_2021 for a in args]))
 
     def _wanted(self, frame: str) -> bool:
         wanted = self._frames.get(frame)
@@ -532,7 +579,8 @@ class _Columns:
     def _collective(self, args: Args) -> int:
         if not args.collective:
             return -1
-        self._trace.collectives.append(tuple(getattr(args, name) for name in COLLECTIVE_FIELDS))
+        values = (getattr(args, name) for name in COLLECTIVE_FIELDS)
+        self._trace.collectives.append(tuple(_integer(v, -1) if isinstance(v, int) else v for v in values))
         return len(self._trace.collectives) - 1
 
     def _number(self, value: Number) -> int:
@@ -548,13 +596,21 @@ class _Columns:
             return np.array([self._number(value) for value in values], np.int64)
 
 
+def _int64(values: list[int]) -> Array:
+    """Return integers as a column; -1 for those that are none of 64 bits."""
+    try:
+        return np.fromiter(values, np.int64, len(values))
+    except OverflowError:
+        return np.array([_integer(value, -1) for value in values], np.int64)
+
+
 THREE_DECIMALS = re.compile(rb"\d\.\d{3}(?![\deE])")
 
 
 def _nanoseconds(texts: list[bytes]) -> tuple[Array, np.ndarray[Any, np.dtype[np.bool_]]]:
     """Return microsecond texts as exact integer nanoseconds, and which of them are no usable number.
 
-    A missing duration is zero; a value beyond int64 is unusable.
+    A value beyond `TIME_LIMIT_NS` is unusable.
     """
     size = len(texts)
     joined = b",".join(texts)
@@ -562,25 +618,30 @@ def _nanoseconds(texts: list[bytes]) -> tuple[Array, np.ndarray[Any, np.dtype[np
     good = np.zeros(size, np.bool_)
     try:
         if dots == size and len(THREE_DECIMALS.findall(joined)) == size:
-            return np.fromiter(map(int, joined.replace(b".", b"").split(b",")), np.int64, size), good
-        if dots == 0:
-            return np.fromiter(map(int, texts), np.int64, size) * 1000, good
+            values = np.fromiter(map(int, joined.replace(b".", b"").split(b",")), np.int64, size)
+            if values.min() > -TIME_LIMIT_NS and values.max() < TIME_LIMIT_NS:
+                return values, good
+        elif dots == 0:
+            values = np.fromiter(map(int, texts), np.int64, size)
+            if values.min() * 1000.0 > -TIME_LIMIT_NS and values.max() * 1000.0 < TIME_LIMIT_NS:
+                return values * 1000, good
     except (ValueError, OverflowError):
         pass
-    values = [_exact(text) for text in texts]
-    bad = np.array([value is None for value in values], np.bool_)
-    return np.array([value or 0 for value in values], np.int64), bad
+    exact = [_exact(text) for text in texts]
+    bad = np.array([value is None for value in exact], np.bool_)
+    return np.array([value or 0 for value in exact], np.int64), bad
 
 
 def _exact(text: bytes) -> int | None:
-    """Return one microsecond text as nanoseconds, rounded half to even below one."""
-    if not text or text == b"null":
-        return 0
+    """Return one microsecond text as nanoseconds, rounded half to even below one; nothing if it is no usable number."""
     try:
-        value = int((Decimal(text.decode().strip('"')) * 1000).to_integral_value())
-    except (InvalidOperation, ValueError, OverflowError, UnicodeDecodeError):
+        value = Decimal(text.decode().strip('"'))
+        if not value.is_finite() or value.adjusted() > 16:  # as an integer, 1e999999999 fills the memory
+            return None
+        number = int((value * 1000).to_integral_value())
+    except (ArithmeticError, ValueError):
         return None
-    return value if abs(value) < 1 << 62 else None
+    return number if abs(number) < TIME_LIMIT_NS else None
 
 
 SALVAGED = ("baseTimeNanoseconds", "distributedInfo", "deviceProperties", "host_name", "record_shapes", "with_stack")
@@ -596,6 +657,6 @@ def _salvage(text: str) -> dict[str, Any]:
             continue
         try:
             found[key] = decoder.raw_decode(text, match.end())[0]
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
     return found

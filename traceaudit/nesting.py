@@ -18,6 +18,9 @@ def parents(spans: Intervals) -> Index:
     """
     size = len(spans.start)
     ended = np.searchsorted(np.sort(spans.end), spans.start, side="right")
+    # Empty spans at the same instant that come later, or are the span itself, end there but enclose nothing before it.
+    passed = np.concatenate(([0], np.cumsum(spans.end == spans.start)))
+    ended -= passed[np.searchsorted(spans.start, spans.start, side="right")] - passed[:-1]
     depth = np.arange(size) - ended
     result = np.full(size, -1, np.intp)
     above = np.flatnonzero(depth <= 0)

@@ -25,6 +25,7 @@ RANK_IN_NAME = tuple(
         r"_kineto_(\d+)\.json",  # Megatron dumps
     )
 )
+RANK_PREFIX = re.compile(r"^rank[-_]?\d+[-_.]", re.IGNORECASE)  # put before the host by some launchers
 HANDLER_NAME = re.compile(r"^(?P<host>.+)_(?P<process>\d+)\.\d+\.pt\.trace\.json")  # tensorboard_trace_handler
 
 
@@ -39,6 +40,7 @@ def normalise(raw: RawTrace) -> Trace:
     absurd = np.isin(kind, GPU_KINDS) & (length > DAY_NS)
     negative = length < 0
     base = _integer(raw.metadata.get("baseTimeNanoseconds")) or 0
+    base = base if 0 <= base < 1 << 62 else 0  # else the sum of base, start and length may not fit int64
     start = columns["ts"] + base
     length = np.where(negative, 0, length)
     order = np.lexsort((-length, start))
@@ -76,6 +78,7 @@ def _table(raw: RawTrace, order: Array, start: Array, end: Array) -> pd.DataFram
             "forward_thread": columns["forward_thread"][order],
             "dims": _categorical(raw.texts, columns["dims"][order]),
             "types": _categorical(raw.texts, columns["types"][order]),
+            "grid": _categorical(raw.texts, columns["grid"][order]),
             "collective": columns["collective"][order],
         }
     )
@@ -128,7 +131,7 @@ def _host(metadata: Mapping[str, Any], name: str) -> str | None:
     if isinstance(metadata.get("host_name"), str):
         return str(metadata["host_name"])
     match = HANDLER_NAME.match(name)
-    return match["host"] if match else None
+    return RANK_PREFIX.sub("", match["host"]) if match else None
 
 
 def _device(metadata: Mapping[str, Any], events: pd.DataFrame) -> Device | None:
@@ -171,7 +174,7 @@ def parse_ranks(value: object) -> tuple[int, ...] | None:
             return None
         try:
             value = json.loads(value or "[]")
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
     if not isinstance(value, list) or not all(isinstance(rank, int) for rank in value):
         return None

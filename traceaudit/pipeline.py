@@ -7,12 +7,16 @@ from typing import Any
 import pandas as pd
 
 from traceaudit.account import RankAccount, account
-from traceaudit.attribute import attribute, windows
+from traceaudit.align import align, hosts
+from traceaudit.arrivals import arrivals
+from traceaudit.attribute import Job, attribute, windows
 from traceaudit.audit import Audit
-from traceaudit.collectives import gather, layout, match
+from traceaudit.collectives import gather, layout
 from traceaudit.errors import InputError, TraceAuditError
+from traceaudit.matching import match
 from traceaudit.model import Run, declared, numerator, peak
 from traceaudit.normalise import read_trace
+from traceaudit.peers import compare
 from traceaudit.roofline import split_compute
 from traceaudit.sources import Source, find, one_job
 from traceaudit.steps import Selection
@@ -75,26 +79,28 @@ def _attributed(
         )
     world_size, sized = _world_size(accounts, run)
     plan = layout(accounts, world_size, run.degrees())
-    communications = gather(present, world_size, plan)
-    instances = match(communications)
+    communications = gather(present, world_size, plan, hosts(present)[0])
+    matching = match(communications)
+    arrived, clock = arrivals(communications, matching, align(present, communications, matching))
     table, left_out, notes = windows(present)
+    peers = compare(present, table)
+    job = Job(present, communications, matching, arrived, clock, plan, peers)
     rate, reason = peak(run, present)
     model = numerator(run)
     marked = {own.steps.marked_by for own in present if own.steps is not None}
     if model is not None and not selection.whole_trace and marked - {"ProfilerStep", "optimizer", "marker"}:
         rate, reason = None, "the traces have no whole steps, so that the declared FLOPs of a step cannot be placed"
-    split = split_compute(present, table, rate, reason, model, world_size)
-    attribution = attribute(present, communications, instances, plan, table, split)
+    split = split_compute(present, table, rate, reason, model, world_size, peers.excess)
+    attribution = attribute(job, table, split)
     quality = _quality(accounts, skipped, [*warnings, *notes, *sized, *split.warnings], marked, left_out, world_size)
     found = result(
         source=source,
         accounts=accounts,
+        job=job,
         attribution=attribution,
         split=split,
         peak=rate,
         numerator=model,
-        plan=plan,
-        instances=instances,
         world_size=world_size,
         quality=quality,
     )

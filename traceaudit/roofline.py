@@ -52,6 +52,7 @@ class _Work:
     recompute_roof: Matrix
     flops: Matrix
     coverage: float | None
+    slow: Array
 
 
 def split_compute(
@@ -61,13 +62,16 @@ def split_compute(
     reason: str,
     model: Numerator | None,
     world_size: int,
+    excess: pd.DataFrame,
 ) -> Split:
     """Split compute of the given windows (``rank, step``) as far as the peak and the model FLOPs are known.
+
+    `excess` (``rank, step, family, ns``) is what kernels of slow GPUs took over their peers'; stragglers get it.
 
     Raises:
         ModelFlopsError: the declared FLOPs need more time at the peak rate than the ranks computed.
     """
-    work = _work(accounts, windows, peak)
+    work = _work(accounts, windows, peak, excess)
     counted = dict(zip(work.keys["step"], work.flops, strict=True)) if len(work.keys) else {}
     counted = {int(step): float(work.flops[work.keys["step"] == step].sum()) for step in counted}
     has_shapes = bool(work.flops.sum() > 0)
@@ -103,7 +107,7 @@ def split_compute(
     return Split(leaves, True, "", source, counted, work.coverage, recomputed, tuple(warnings))
 
 
-def _work(accounts: Sequence[RankAccount], windows: pd.DataFrame, peak: Peak | None) -> _Work:
+def _work(accounts: Sequence[RankAccount], windows: pd.DataFrame, peak: Peak | None, excess: pd.DataFrame) -> _Work:
     frames = [a.compute.assign(rank=a.rank) for a in accounts if a.steps is not None]
     keys = windows[["rank", "step"]].reset_index(drop=True)
     table = pd.concat(frames, ignore_index=True).merge(keys, on=["rank", "step"])
@@ -124,7 +128,12 @@ def _work(accounts: Sequence[RankAccount], windows: pd.DataFrame, peak: Peak | N
     np.add.at(flops, (row[~again], column[~again]), work[~again])
     np.add.at(recompute, row[again], ns[again])
     np.add.at(recompute_roof, row[again], (work / rate)[again])
-    return _Work(keys, own, roof, recompute, recompute_roof, flops, _coverage(table[~again]))
+    over = excess.merge(keys, on=["rank", "step"])
+    slow = np.zeros(own.shape, np.int64)
+    row = pd.MultiIndex.from_frame(keys).get_indexer(pd.MultiIndex.from_frame(over[["rank", "step"]]))
+    column = np.searchsorted([int(family) for family in FAMILIES], over["family"].to_numpy())
+    np.add.at(slow, (row, column), over["ns"].to_numpy(dtype=np.int64))
+    return _Work(keys, own, roof, recompute, recompute_roof, flops, _coverage(table[~again]), slow)
 
 
 def _coverage(table: pd.DataFrame) -> float | None:
@@ -202,14 +211,17 @@ def _by_family(work: _Work, achieved: Array) -> Array:
 
 
 def _leaves(work: _Work, taken: Array) -> pd.DataFrame:
-    below = work.own - taken
-    columns = [(Leaf.KERNELS, work.recompute), (Leaf.MODEL_FLOPS, taken.sum(axis=1))]
+    slow = np.minimum(work.slow, work.own - taken)
+    below = work.own - taken - slow
+    columns = [(Leaf.KERNELS, work.recompute), (Leaf.MODEL_FLOPS, taken.sum(axis=1)), (Leaf.SLOW_GPU, slow.sum(axis=1))]
     columns += [(family, below[:, index]) for index, family in enumerate(FAMILIES)]
     return pd.concat([work.keys.assign(leaf=int(leaf), ns=ns) for leaf, ns in columns], ignore_index=True)
 
 
 def _whole(work: _Work, reason: str, counted: dict[int, float]) -> Split:
-    columns = [(Leaf.KERNELS, work.recompute), (Leaf.NOT_SPLIT, work.own.sum(axis=1))]
+    slow = np.minimum(work.slow, work.own).sum(axis=1)
+    whole = work.own.sum(axis=1) - slow
+    columns = [(Leaf.KERNELS, work.recompute), (Leaf.NOT_SPLIT, whole), (Leaf.SLOW_GPU, slow)]
     leaves = pd.concat([work.keys.assign(leaf=int(leaf), ns=ns) for leaf, ns in columns], ignore_index=True)
     return Split(leaves, False, reason, None, counted, work.coverage, None, ())
 

@@ -8,12 +8,14 @@ import pandas as pd
 
 from traceaudit import __version__
 from traceaudit.account import RankAccount
-from traceaudit.attribute import Attribution
+from traceaudit.align import Clock
+from traceaudit.attribute import Attribution, Job
 from traceaudit.classify import State
-from traceaudit.collectives import Instances, Layout
 from traceaudit.leaves import Bucket, Leaf
+from traceaudit.links import totals
 from traceaudit.model import Numerator, Peak
 from traceaudit.roofline import Split
+from traceaudit.stragglers import as_rows, culprits, lateness, links_found
 
 SCHEMA_VERSION = 1
 UNRELIABLE_SHARE = 0.02  # unattributed time above which the attribution is not reliable
@@ -24,12 +26,11 @@ def result(
     *,
     source: str,
     accounts: Sequence[RankAccount],
+    job: Job,
     attribution: Attribution,
     split: Split,
     peak: Peak | None,
     numerator: Numerator | None,
-    plan: Layout,
-    instances: Instances,
     world_size: int,
     quality: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -66,19 +67,19 @@ def result(
             "comm_ns": int(memo["comm_ns"].sum()),
             "overlapped_comm_ns": int(memo["overlapped_comm_ns"].sum()),
         },
-        "ranks": [_rank(account, attribution, memo, plan) for account in accounts],
+        "ranks": [_rank(account, job, attribution, memo) for account in accounts],
         "model": _model(split, peak, numerator),
-        "clock": {
-            "method": "none",
-            "note": "waits and transfers use the raw clocks of the ranks; clocks of several hosts may disagree",
-        },
-        "collectives": _collectives(attribution.collectives),
+        "clock": _clock(job.clock),
+        "stragglers": as_rows(culprits(job, attribution), window, mfu),
+        "lateness": lateness(job, attribution),
+        "slow_links": links_found(job, attribution),
+        "collectives": _collectives(job, attribution),
         "kernels": _kernels(accounts),
         "quality": {
             **quality,
             "reliable": reliable,
             "unattributed_share": unattributed / window if window else 0.0,
-            "unmatched_communications": instances.unmatched,
+            "unmatched_communications": job.matching.unmatched,
             "steps_left_out": [
                 *quality.get("steps_left_out", []),
                 *({"rank": rank, "step": step, "reason": reason} for rank, step, reason in attribution.left_out),
@@ -118,7 +119,23 @@ def _memo(accounts: Sequence[RankAccount], windows: pd.DataFrame) -> pd.DataFram
     return pd.concat(frames, ignore_index=True).merge(windows[["rank", "step"]], on=["rank", "step"])
 
 
-def _rank(account: RankAccount, attribution: Attribution, memo: pd.DataFrame, plan: Layout) -> dict[str, Any]:
+def _clock(clock: Clock) -> dict[str, Any]:
+    """Return how the clocks were aligned; hosts that no evidence ties to the others are named."""
+    alone = sorted({clock.hosts[clock.host[rank]] for rank, tied in clock.aligned.items() if not tied})
+    return {
+        "method": clock.method,
+        "hosts": len(clock.hosts),
+        "residual_ns": clock.residual_ns,
+        "residual_p95_ns": clock.residual_p95_ns,
+        "violations": clock.violations,
+        "evidence": clock.evidence,
+        "clock_free_disagreement": clock.disagreement_ns,
+        "not_aligned": alone if len(clock.hosts) > 1 else [],
+        "max_drift_ppm": max((abs(drift) * 1e6 for drift in clock.drift.values()), default=0.0),
+    }
+
+
+def _rank(account: RankAccount, job: Job, attribution: Attribution, memo: pd.DataFrame) -> dict[str, Any]:
     rank = account.rank
     own = attribution.ledger[attribution.ledger["rank"] == rank]
     windows = attribution.windows[attribution.windows["rank"] == rank]
@@ -127,8 +144,8 @@ def _rank(account: RankAccount, attribution: Attribution, memo: pd.DataFrame, pl
         "rank": rank,
         "host": account.origin.host,
         "file": account.origin.file.name,
-        "stage": plan.stage.get(rank),
-        "clock_offset_ns": 0,
+        "stage": job.plan.stage.get(rank),
+        "clock_offset_ns": round(job.clock.offset_ns.get(rank, 0.0)),
         "reliable": account.steps is not None,
         "window_ns": int(windows["window_ns"].sum()),
         "steps": [
@@ -189,8 +206,12 @@ def _model(split: Split, peak: Peak | None, numerator: Numerator | None) -> dict
     }
 
 
-def _collectives(totals: pd.DataFrame) -> list[dict[str, Any]]:
-    if not len(totals):
+def _collectives(job: Job, attribution: Attribution) -> list[dict[str, Any]]:
+    """Return communications by group and kind; bandwidths and estimates are null where they are not known."""
+    table = totals(
+        job.communications, attribution.exposed, attribution.carried, attribution.windows, job.matching.complete
+    )
+    if not len(table):
         return []
     figures = ("count", "bytes", "transfer_ns", "wait_ns", "exposed_ns")
     return [
@@ -199,9 +220,11 @@ def _collectives(totals: pd.DataFrame) -> list[dict[str, Any]]:
             "dim": Leaf(int(leaf)).label,
             "kind": str(kind) or "unknown",
             **{name: int(value) for name, value in zip(figures, values, strict=True)},
+            "busbw_gbps": None if np.isnan(bandwidth) else float(bandwidth),
+            "transfer_estimate_ns": None if np.isnan(estimate) else int(estimate),
         }
-        for group, leaf, kind, *values in zip(
-            *(totals[column] for column in ("group", "leaf", "kind", *figures)), strict=True
+        for group, leaf, kind, bandwidth, estimate, *values in zip(
+            *(table[column] for column in ("group", "leaf", "kind", "busbw_gbps", "estimate_ns", *figures)), strict=True
         )
     ]
 

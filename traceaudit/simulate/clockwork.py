@@ -6,18 +6,39 @@ data passed (arrivals at a collective, a message sent) ties the ranks together, 
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import chain
 
 from traceaudit.simulate.communication import World, join, receive, run_send, wait
 from traceaudit.simulate.compute import run_node, run_ops, run_pause
-from traceaudit.simulate.job import Collective, Instruction, Job, Node, Ops, Pause, Recv, Send, Step, Wait
-from traceaudit.simulate.rank import Rank, begin_step, end_profiler_step, finish, new_rank
+from traceaudit.simulate.job import (
+    Collective,
+    Instruction,
+    Job,
+    Node,
+    Ops,
+    Pause,
+    Recv,
+    Send,
+    StartProfiler,
+    Step,
+    Wait,
+)
+from traceaudit.simulate.rank import (
+    Rank,
+    begin_step,
+    end_profiler_step,
+    finish,
+    new_rank,
+    start_profiler,
+    wait_for,
+)
 from traceaudit.simulate.recording import Recording, SimulationError, check
 
 
 def play(job: Job) -> tuple[Recording, ...]:
     """Run the job to its end and return what each rank recorded."""
-    world = World(job.sequence_numbers)
-    ranks = [new_rank(program, job.pace) for program in job.programs]
+    world = World(job)
+    ranks = [new_rank(program, job) for program in job.programs]
     queue = deque((rank, deque(rank.program.instructions)) for rank in ranks)
     idle_turns = 0
     while queue:
@@ -30,7 +51,7 @@ def play(job: Job) -> tuple[Recording, ...]:
         idle_turns = 0 if len(todo) < before else idle_turns + 1
         if idle_turns > len(queue):
             raise SimulationError(f"ranks {[rank.number for rank, _ in queue]} wait for each other")
-    close(world, ranks, "pipeline_bubble/undivided" if job.pipelined else "straggler/late_rank")
+    close(world, ranks)
     return tuple(rank.recording for rank in ranks)
 
 
@@ -38,7 +59,9 @@ def execute(world: World, rank: Rank, instruction: Instruction) -> bool:
     """Run an instruction; False, with nothing changed, if another rank must get further first."""
     match instruction:
         case Step():
-            begin_step(rank, instruction.number)
+            begin_step(rank, instruction)
+        case StartProfiler():
+            start_profiler(rank)
         case Ops():
             run_ops(rank, instruction)
         case Node():
@@ -56,12 +79,30 @@ def execute(world: World, rank: Rank, instruction: Instruction) -> bool:
     return True
 
 
-def close(world: World, ranks: Sequence[Rank], waiting_leaf: str) -> None:
-    """End every rank's last step at the instant the last rank ends, and check the books."""
-    end_ns = max(rank.last_activity_ns for rank in ranks)
-    for rank in ranks:
-        end_profiler_step(rank)
-        if rank.host_ns > rank.last_activity_ns or world.parts.get(rank.number):
-            raise SimulationError(f"rank {rank.number}: the last step must end with an activity that is waited for")
-        finish(rank, end_ns, waiting_leaf)
-        check(rank.recording)
+def close(world: World, ranks: Sequence[Rank]) -> None:
+    """End the last step of ranks that are tied together at the instant the last of them ends, and check the books."""
+    leaf = "pipeline_bubble/undivided" if world.job.pipelined else world.job.waiting_leaf
+    for tied in tied_ranks(world, ranks):
+        end_ns, last = max((rank.last_activity_ns, rank.number) for rank in tied)
+        for rank in tied:
+            end_profiler_step(rank)
+            if rank.host_ns > rank.last_activity_ns or world.parts.get(rank.number):
+                raise SimulationError(f"rank {rank.number}: the last step must end with an activity that is waited for")
+            wait_for(rank, last, leaf, end_ns)
+            finish(rank, end_ns)
+            check(rank.recording)
+
+
+def tied_ranks(world: World, ranks: Sequence[Rank]) -> list[list[Rank]]:
+    """Return the ranks in sets that communicated, directly or through others.
+
+    No clock is common to two sets, so each ends by itself.
+    """
+    sets = {rank.number: {rank.number} for rank in ranks}
+    collectives = {group.ranks for group, _ in world.meetings}
+    messages = {(sender, receiver) for sender, receiver, _ in world.arrivals}
+    for members in chain(collectives, messages):
+        joined = set().union(*(sets[member] for member in members))
+        sets |= dict.fromkeys(joined, joined)
+    by_number = {rank.number: rank for rank in ranks}
+    return [[by_number[number] for number in sorted(tied)] for first, tied in sets.items() if first == min(tied)]

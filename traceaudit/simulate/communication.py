@@ -3,10 +3,21 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from traceaudit.simulate.job import Collective, Group, Recv, Send
+from traceaudit.simulate.job import Collective, Group, Job, Recv, Send
 from traceaudit.simulate.kernels import kernel_args
 from traceaudit.simulate.nccl import BLOCK, GRID, KERNEL_ARGUMENTS, KINDS, collective_args, comms_op_args
-from traceaudit.simulate.rank import Launch, Rank, advance, fill_gap, gpu_row, host_row, links, runtime_call, spend
+from traceaudit.simulate.rank import (
+    Launch,
+    Rank,
+    advance,
+    fill_gap,
+    gpu_row,
+    host_row,
+    links,
+    runtime_call,
+    spend,
+    wait_for,
+)
 from traceaudit.simulate.recording import SimulationError, Span
 
 SEND_STREAM, RECV_STREAM = 24, 28  # apart, so that a send in flight does not hold up a receive
@@ -27,14 +38,14 @@ class Meeting:
         return len(self.starts) == self.size
 
     @property
-    def last_arrival_ns(self) -> int:
-        """Start of the last kernel."""
-        return max(self.starts.values())
-
-    @property
     def end_ns(self) -> int:
         """End of all kernels."""
-        return self.last_arrival_ns + self.transfer_ns
+        return max(self.starts.values()) + self.transfer_ns
+
+    def last(self, lost_ranks: frozenset[int]) -> tuple[int, int]:
+        """Return when the last kernel started, and of which rank, as far as the traces show."""
+        arrivals = ((start_ns, rank) for rank, start_ns in self.starts.items() if rank not in lost_ranks)
+        return max(arrivals, default=(0, -1))
 
 
 @dataclass(frozen=True)
@@ -51,7 +62,7 @@ class Part:
 class World:
     """What the ranks pass to each other, and the numbers of what they passed."""
 
-    sequence_numbers: bool
+    job: Job
     meetings: dict[tuple[Group, int], Meeting] = field(default_factory=dict)
     arrivals: dict[tuple[int, int, int], int] = field(default_factory=dict)  # (from, to, number) -> instant
     counters: dict[tuple[str, int, object], int] = field(default_factory=dict)  # (what, rank, group or peer)
@@ -71,7 +82,7 @@ def launch_communication(
 ) -> tuple[Launch, dict[str, Any]]:
     """Run the operator and the launch call; returns what its kernel will carry."""
     peer = None if isinstance(instruction, Collective) else instruction.peer
-    seq = number if world.sequence_numbers else None
+    seq = number if world.job.sequence_numbers else None
     args = collective_args(kind, instruction.group, instruction.elements, seq, peer)
     own = comms_op_args(args, instruction.group, rank.number if peer is None else peer)
     with host_row(rank, "cpu_op", "record_param_comms", own) as external:
@@ -131,25 +142,28 @@ def wait(world: World, rank: Rank) -> bool:
     if len({part.instruction.group.stream for part in parts}) > 1:
         raise SimulationError(f"rank {rank.number}: waits for collectives of several streams at once")
     for part in parts:
-        end_with(rank, part)
+        end_with(world.job, rank, part)
     parts.clear()
     return True
 
 
-def end_with(rank: Rank, part: Part) -> None:
-    """Record a collective and book its exposed part: waiting until the last rank arrives, then transfer."""
+def end_with(job: Job, rank: Rank, part: Part) -> None:
+    """Record a collective and book its exposed part: waiting until the last rank arrives, then transfer.
+
+    Where a member is not traced, what follows the last traced arrival may be either.
+    """
     group, meeting = part.instruction.group, part.meeting
     start_ns = meeting.starts[rank.number]
     when = range(start_ns, meeting.end_ns)
     communication_row(rank, part.instruction.kind, group.stream, (part.launch, part.args), when)
     if start_ns > rank.front_ns:
         fill_gap(rank, part.launch.end_ns, start_ns)
+    transfer = "transfer_or_wait" if job.lost_ranks.intersection(group.ranks) else group.dimension
     if meeting.end_ns > rank.front_ns:
-        rank.resume_leaf = f"exposed_comm/{group.dimension}"
-    advance(
-        rank, "pipeline_bubble/undivided" if group.crosses_stages else "straggler/late_rank", meeting.last_arrival_ns
-    )
-    advance(rank, f"exposed_comm/{group.dimension}", meeting.end_ns)
+        rank.resume_leaf = f"exposed_comm/{transfer}"
+    arrival_ns, last = meeting.last(job.lost_ranks)
+    wait_for(rank, last, "pipeline_bubble/undivided" if group.crosses_stages else job.waiting_leaf, arrival_ns)
+    advance(rank, f"exposed_comm/{transfer}", meeting.end_ns)
 
 
 def run_send(world: World, rank: Rank, send: Send) -> None:

@@ -56,7 +56,9 @@ def run_op(rank: Rank, op: Op, *, recomputed: bool = False) -> None:
         spend(rank, rank.pace.op_tail_ns)
     start_ns = compute_start(rank, launch)
     end_ns = start_ns + duration_on(rank, op)
-    advance(rank, "recompute/kernels" if recomputed else f"compute/{op.kernel.family}", end_ns)
+    if not recomputed:  # the excess of a recomputed kernel stays with it
+        advance(rank, f"compute/{op.kernel.family}", start_ns + op.kernel.duration_ns)
+    advance(rank, "recompute/kernels" if recomputed else "straggler/slow_gpu", end_ns)
     if not recomputed:
         rank.recording.steps[-1].matmul_flops += op.flops
     args = {**links(rank, launch, COMPUTE_STREAM), **kernel_args(op.kernel.grid, op.kernel.block)}
@@ -97,32 +99,43 @@ def compute_start(rank: Rank, launch: Launch) -> int:
 
 
 def run_pause(rank: Rank, pause: Pause) -> None:
-    """Hold the host until the GPU has idled so long that the next operator ends a gap of `gap_ns`."""
-    PAUSES[pause.cause](rank, pause.gap_ns)
+    """Hold the host for its time, or until the GPU has idled so long that the next operator ends a gap of `gap_ns`."""
+    PAUSES[pause.cause](rank, pause)
 
 
-def remaining(rank: Rank, gap_ns: int) -> int:
-    """Return how long to pause from now: the gap less what the operator that ends it takes."""
-    pace = rank.pace
+def remaining(rank: Rank, pause: Pause) -> int:
+    """Return how long to pause from now: by the host's time, else the gap less what the operator that ends it takes."""
+    if pause.host_ns:
+        return pause.host_ns
+    pace, gap_ns = rank.pace, pause.gap_ns
     end_ns = rank.front_ns + gap_ns - pace.op_head_ns - pace.launch_ns - pace.launch_latency_ns
     if end_ns <= rank.host_ns:
         raise SimulationError(f"rank {rank.number}: the host is too far behind for a pause of {gap_ns} ns")
     return end_ns - rank.host_ns
 
 
-def load_data(rank: Rank, gap_ns: int) -> None:
+def load_data(rank: Rank, pause: Pause) -> None:
     """Wait for a batch of the data loader."""
     with host_row(rank, "user_annotation", LOADER):
-        spend(rank, remaining(rank, gap_ns), "data_loader")
+        spend(rank, remaining(rank, pause), "data_loader")
 
 
-def allocate(rank: Rank, gap_ns: int) -> None:
+def collect_garbage(rank: Rank, pause: Pause) -> None:
+    """Let Python's garbage collector run, which the profiler records like a function of Python."""
+    start_ns, process = rank.host_ns, rank.recording.process
+    spend(rank, remaining(rank, pause), "gc")
+    rank.recording.spans.append(
+        Span("python_function", "Python GC", process, rank.thread, start_ns, rank.host_ns, {"Python id": 1})
+    )
+
+
+def allocate(rank: Rank, pause: Pause) -> None:
     """Ask the driver for memory."""
     with host_row(rank, "cpu_op", "aten::empty") as external:
-        runtime_call(rank, "cudaMalloc", external, remaining(rank, gap_ns), "allocator")
+        runtime_call(rank, "cudaMalloc", external, remaining(rank, pause), "allocator")
 
 
-def read_scalar(rank: Rank, gap_ns: int) -> None:
+def read_scalar(rank: Rank, pause: Pause) -> None:
     """Read a scalar (`loss.item()`): its copy, the wait for it and the refilling of the queue are the sync's."""
     with host_row(rank, "cpu_op", "aten::item"), host_row(rank, "cpu_op", "aten::_local_scalar_dense") as external:
         launch = runtime_call(rank, "cudaMemcpyAsync", external)
@@ -131,9 +144,9 @@ def read_scalar(rank: Rank, gap_ns: int) -> None:
         args = {**links(rank, launch, COMPUTE_STREAM), "bytes": 4, "memory bandwidth (GB/s)": 4 / COPY_NS}
         name = "Memcpy DtoH (Device -> Pageable)"
         gpu_row(rank, Span("gpu_memcpy", name, rank.device, COMPUTE_STREAM, start_ns, rank.front_ns, args))
-        runtime_call(rank, "cudaStreamSynchronize", external, remaining(rank, gap_ns), "host_sync")
+        runtime_call(rank, "cudaStreamSynchronize", external, remaining(rank, pause), "host_sync")
         rank.refilling = True
 
 
-# Each holds the host for the gap given; its key is the leaf under host_gap.
-PAUSES = {"data_loader": load_data, "allocator": allocate, "host_sync": read_scalar}
+# What holds the host; the key is the leaf under host_gap.
+PAUSES = {"data_loader": load_data, "gc": collect_garbage, "allocator": allocate, "host_sync": read_scalar}

@@ -8,7 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-GPUS_PER_HOST = 8
+# The leaf of a wait by what holds up the rank waited for (attribution rules 3.2 and 5).
+WAITS = {
+    "slow_gpu": "straggler/late_rank",
+    "more_work": "straggler/data_imbalance",
+    "host_pause": "straggler/host_caused",
+    "slow_link": "straggler/slow_link",
+}
 
 
 @dataclass(frozen=True)
@@ -52,9 +58,18 @@ class Group:
 
 @dataclass(frozen=True)
 class Step:
-    """Begin `ProfilerStep#number`, which ends the one before."""
+    """Begin `ProfilerStep#number`, which ends the one before.
+
+    A `cut` step was under way when the profiler started: what runs in it is recorded, but it has no row and no truth.
+    """
 
     number: int
+    cut: bool = False
+
+
+@dataclass(frozen=True)
+class StartProfiler:
+    """Start the rank's profiler, later than those of the others: what it did so far is not in its trace."""
 
 
 @dataclass(frozen=True)
@@ -112,13 +127,17 @@ class Recv:
 
 @dataclass(frozen=True)
 class Pause:
-    """Occupy the host (a row of `pauses.PAUSES`) so that the GPU idles `gap_ns` before the operator that follows."""
+    """Occupy the host (a row of `compute.PAUSES`) so that the GPU idles `gap_ns` before the operator that follows.
+
+    With `host_ns` instead the host is occupied that long, and the GPU idles only once it has run dry.
+    """
 
     cause: str
-    gap_ns: int
+    gap_ns: int = 0
+    host_ns: int = 0
 
 
-Instruction = Step | Ops | Node | Collective | Wait | Send | Recv | Pause
+Instruction = Step | StartProfiler | Ops | Node | Collective | Wait | Send | Recv | Pause
 
 
 @dataclass(frozen=True)
@@ -148,7 +167,10 @@ class Clock:
 
 @dataclass(frozen=True)
 class RankProgram:
-    """What one rank does, in host order; `slowness_permille` stretches its kernels except the optimizer's."""
+    """What one rank does, in host order; `slowness_permille` stretches its kernels except the optimizer's.
+
+    To be the slow GPU of the definitions, it is more than 5 % slower than others that run the same kernels.
+    """
 
     rank: int
     instructions: tuple[Instruction, ...]
@@ -157,8 +179,26 @@ class RankProgram:
 
 
 @dataclass(frozen=True)
+class Fault:
+    """The one thing wrong with a run: every wait for a late rank is its doing.
+
+    `ranks` are the culprits. Their own excess over the other ranks, or their pause, is booked under `own_leaf` (a
+    leaf or a whole bucket). `together` says that the fault is one that they share, such as a link.
+    """
+
+    cause: str  # a key of WAITS
+    ranks: tuple[int, ...]
+    own_leaf: str
+    together: bool = False
+
+
+@dataclass(frozen=True)
 class Job:
-    """A whole run: programs of all ranks, the facts of `run.json` and the facts planted for the truth."""
+    """A whole run: programs of all ranks, the facts of `run.json` and the facts planted for the truth.
+
+    With `mixed_waits` several faults make ranks wait, and the truth does not say which wait is whose. A `lean` run's
+    files hold what the attribution rests on and nothing else.
+    """
 
     programs: tuple[RankProgram, ...]
     groups: tuple[Group, ...]
@@ -168,6 +208,10 @@ class Job:
     clocks: Mapping[int, Clock] = field(default_factory=dict)  # by host
     lost_ranks: frozenset[int] = frozenset()  # their files are not written
     sequence_numbers: bool = True  # whether collectives carry `Seq`
+    gpus_per_host: int = 8
+    fault: Fault | None = None
+    mixed_waits: bool = False
+    lean: bool = False
 
     @property
     def world_size(self) -> int:
@@ -179,9 +223,25 @@ class Job:
         """Whether there is more than one pipeline stage."""
         return len({program.stage for program in self.programs}) > 1
 
+    @property
+    def hosts(self) -> int:
+        """Number of machines."""
+        return self.host(self.world_size - 1) + 1
+
+    @property
+    def waiting_leaf(self) -> str:
+        """The leaf of a wait for a late rank."""
+        if self.mixed_waits:
+            return WAITS["slow_gpu"]
+        return WAITS[self.fault.cause] if self.fault else "straggler/jitter"
+
     def host(self, rank: int) -> int:
         """Return the number of the machine a rank runs on."""
-        return rank // GPUS_PER_HOST
+        return rank // self.gpus_per_host
+
+    def host_name(self, rank: int) -> str:
+        """Return the name of the machine a rank runs on."""
+        return f"host{self.host(rank)}"
 
     def clock(self, rank: int) -> Clock:
         """Return the clock of the rank's host."""

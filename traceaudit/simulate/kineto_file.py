@@ -61,6 +61,7 @@ CATEGORIES_2021 = {
     "Trace": "Trace",
     "ac2g": "async",
 }
+LATER_CATEGORIES = ("gpu_user_annotation", "python_function")
 ARGS_2021 = {"Input Dims": "Input dims", "Input type": "Input type", "External id": "External id"}
 GPU_ARGS_2021 = ("queued", "device", "context", "stream", "correlation", "grid", "block", "cbid", "bytes")
 
@@ -145,8 +146,9 @@ def kineto_2024(document: Document) -> str:
 
 def kineto_2026(document: Document) -> str:
     """Write the layout of 2026."""
+    own = {key: value for key, value in document.header.items() if key != "host_name"}
     last = {"host_name": document.host_name, "displayTimeUnit": "ms", "baseTimeNanoseconds": BASE_NS}
-    head = head_lines(document.header, last)
+    head = head_lines(own, last)
     ordered = sorted(document.events, key=lambda event: event["ph"] != "M")
     body = ",\n".join(one_key_a_line(event) for event in ordered)
     return f'{head}\n  "traceEvents": [\n{body}\n\n  ],"traceName": {dumped(document.trace_name)} }}\n'
@@ -173,7 +175,8 @@ def compact(document: Document) -> str:
         for device in document.header["deviceProperties"]
     ]
     head = {**document.header, "deviceProperties": devices, "displayTimeUnit": "ms", "baseTimeNanoseconds": BASE_NS}
-    del head["trace_id"]
+    for absent in {"trace_id", "host_name"} & head.keys():
+        del head[absent]
     keys = "".join(f"{dumped(key)}:{tight(value)},\n" for key, value in head.items())
     body = ",\n".join(one_line_event(event) for event in document.events)
     return f'{{{keys}"traceEvents":[\n{body}\n],"traceName":{dumped(document.trace_name)}}}\n'
@@ -212,7 +215,7 @@ def array(document: Document) -> str:
 
 def kineto_2021(document: Document) -> str:
     """Write the layout of 2021."""
-    old = [as_of_2021(absolute(event)) for event in document.events if event.get("cat") != "gpu_user_annotation"]
+    old = [as_of_2021(absolute(event)) for event in document.events if event.get("cat") not in LATER_CATEGORIES]
     body = ",\n".join(lines(event, LINES_2021, whole) for event in old)
     return f'\n{{\n  "schemaVersion": 1,\n  "traceEvents": [\n{body}\n]}}'
 
@@ -247,7 +250,7 @@ WRITERS: dict[Layout, Callable[[Document], str]] = {
 
 def write_trace(path: Path, job: Job, rank: Recording, layout: Layout = Layout.KINETO) -> None:
     """Write the trace of one rank, gzipped if the name ends in .gz; the same run gives the same bytes."""
-    host_name = f"node{job.host(rank.rank):03d}"
-    document = Document(header(job, rank), events(job, rank), f"/profiles/rank{rank.rank}_trace.json", host_name)
+    name = f"/profiles/rank{rank.rank}_trace.json"
+    document = Document(header(job, rank), events(job, rank), name, job.host_name(rank.rank))
     data = WRITERS[layout](document).encode()
     path.write_bytes(gzip.compress(data, compresslevel=6, mtime=0) if path.suffix == ".gz" else data)

@@ -6,7 +6,7 @@ An event is a dict in which `ts` and `dur` are nanoseconds after `BASE_NS`.
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from traceaudit.simulate.job import GPUS_PER_HOST, Job
+from traceaudit.simulate.job import Job
 from traceaudit.simulate.kernels import GPU, SM_COUNT
 from traceaudit.simulate.recording import Recording, Span
 
@@ -15,7 +15,7 @@ Shown = Callable[[int], int]  # true time in the run to time in the file
 
 BASE_NS = 1_759_300_074_000_000_000  # a multiple of 7,889,238 s, as the profiler picks it
 ORIGIN_NS = 6_322_354_285_936_137  # where the run begins; its last digits show whether a reader keeps nanoseconds
-HOST_CATEGORIES = ("cpu_op", "user_annotation")
+HOST_CATEGORIES = ("cpu_op", "user_annotation", "python_function")
 LISTED_GPUS = 16  # the profiler names this many, present or not
 
 
@@ -23,13 +23,15 @@ def header(job: Job, recording: Recording) -> dict[str, Any]:
     """Return the keys of the file besides the events."""
     head: dict[str, Any] = {
         "schemaVersion": 1,
-        "deviceProperties": [device_properties(index) for index in range(GPUS_PER_HOST)],
+        "deviceProperties": [device_properties(index) for index in range(job.gpus_per_host)],
         "cupti_version": 24,
         "cuda_runtime_version": 12060,
         "cuda_driver_version": 12080,
     }
     if job.groups:
         head["distributedInfo"] = distributed_info(job, recording.rank)
+    if job.hosts > 1:  # older writers know no names of hosts; but only these tell several apart
+        head["host_name"] = job.host_name(recording.rank)
     trace_id = f"{0x348DA645140E4551B4CE8DCD4CAF0000 + recording.rank:032X}"
     return {**head, "record_shapes": 1, "trace_id": trace_id}
 
@@ -84,21 +86,28 @@ def events(job: Job, recording: Recording) -> list[Event]:
     def shown(true_ns: int) -> int:
         return ORIGIN_NS + clock.shown(true_ns)
 
-    spans = recording.spans
+    spans = [span for span in recording.spans if not job.lean or is_needed(span)]
     host = sorted(
         (span for span in spans if span.category in HOST_CATEGORIES),
-        key=lambda span: (span.thread, span.start_ns, -span.end_ns, span.args["External id"]),
+        key=lambda span: (span.thread, span.start_ns, -span.end_ns, span.args.get("External id", 0)),
     )
     linked = sorted((span for span in spans if "correlation" in span.args), key=lambda span: span.args["correlation"])
     shadows = [span for span in spans if span.category == "gpu_user_annotation"]
     end_ns = shown(max(span.end_ns for span in spans)) + 250_000
     return [
         *(complete(span, shown) for span in host),
-        *with_flows(linked, shown),
+        *(event for event in with_flows(linked, shown) if not job.lean or event["ph"] == "X"),
         *(complete(span, shown) for span in shadows),
-        *metadata(recording, shown(0)),
-        *closing(shown(0) - 70_706, end_ns),
+        *(() if job.lean else metadata(recording, shown(0))),
+        *closing(shown(recording.begun_ns) - 70_706, end_ns),
     ]
+
+
+def is_needed(span: Span) -> bool:
+    """Whether a lean file holds a row; the kernels of collectives say all that their operators and shadows do."""
+    if span.category == "user_annotation":
+        return span.name.startswith("ProfilerStep#")
+    return span.category != "gpu_user_annotation" and span.name != "record_param_comms"
 
 
 def complete(span: Span, shown: Shown) -> Event:

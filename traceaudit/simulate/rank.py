@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from traceaudit.simulate.job import GPUS_PER_HOST, Pace, RankProgram
+from traceaudit.simulate.job import Job, Pace, RankProgram, Step
 from traceaudit.simulate.recording import (
     Interval,
     Recording,
@@ -49,6 +49,7 @@ class Rank:
     pace: Pace
     recording: Recording
     thread: int
+    device: int  # index of the GPU on its host
     host_ns: int = 0
     front_ns: int = 0
     last_activity_ns: int = 0
@@ -68,17 +69,12 @@ class Rank:
         """The rank's number."""
         return self.program.rank
 
-    @property
-    def device(self) -> int:
-        """Index of the GPU on its host."""
-        return self.program.rank % GPUS_PER_HOST
 
-
-def new_rank(program: RankProgram, pace: Pace) -> Rank:
+def new_rank(program: RankProgram, job: Job) -> Rank:
     """Return a rank before its first instruction."""
     process = 41_000 + program.rank
     recording = Recording(program.rank, program.stage, process, process, process + 7_000)
-    return Rank(program, pace, recording, thread=process)
+    return Rank(program, job.pace, recording, thread=process, device=program.rank % job.gpus_per_host)
 
 
 # The host
@@ -133,6 +129,14 @@ def advance(rank: Rank, leaf: str, until_ns: int) -> None:
     rank.front_ns = until_ns
 
 
+def wait_for(rank: Rank, awaited: int, leaf: str, until_ns: int) -> None:
+    """Book waiting for a rank until an instant."""
+    waiting_ns = until_ns - rank.front_ns
+    if waiting_ns > 0:
+        rank.recording.steps[-1].awaited[awaited] += waiting_ns
+        advance(rank, leaf, until_ns)
+
+
 def fill_gap(rank: Rank, launch_end_ns: int, start_ns: int) -> None:
     """Book the idle time before an activity that starts at `start_ns`.
 
@@ -172,18 +176,27 @@ def links(rank: Rank, launch: Launch, stream: int) -> dict[str, Any]:
 # The steps
 
 
-def begin_step(rank: Rank, number: int) -> None:
+def begin_step(rank: Rank, step: Step) -> None:
     """Begin a step: the window opens when the host is there and what it launched before has ended."""
     end_profiler_step(rank)
-    rank.recording.steps.append(StepTruth(number, max(rank.host_ns, rank.last_activity_ns)))
+    start_ns = max(rank.host_ns, rank.last_activity_ns)
+    rank.recording.steps.append(StepTruth(step.number, start_ns, cut=step.cut))
     if len(rank.recording.steps) == 1:
         rank.front_ns = rank.host_ns
     rank.step_row = (rank.host_ns, next(rank.external_ids))
 
 
+def start_profiler(rank: Rank) -> None:
+    """Forget the rows so far; nothing may be running that the profiler would see the end of."""
+    if rank.last_activity_ns > rank.host_ns or not all(step.cut for step in rank.recording.steps):
+        raise SimulationError(f"rank {rank.number}: the profiler can only start before the steps, on an idle GPU")
+    rank.recording.spans.clear()
+    rank.recording.begun_ns = rank.host_ns
+
+
 def end_profiler_step(rank: Rank) -> None:
-    """Record the row of the step that the host leaves, if there is one."""
-    if not rank.recording.steps:
+    """Record the row of the step that the host leaves, if it has one."""
+    if not rank.recording.steps or rank.recording.steps[-1].cut:
         return
     start_ns, external = rank.step_row
     name, process = f"ProfilerStep#{rank.recording.steps[-1].number}", rank.recording.process
@@ -191,12 +204,12 @@ def end_profiler_step(rank: Rank) -> None:
     rank.recording.spans.append(Span("user_annotation", name, process, process, start_ns, rank.host_ns, args))
 
 
-def finish(rank: Rank, end_ns: int, waiting_leaf: str) -> None:
-    """Close the last step at the instant common to all ranks, and fill in what needs the whole run."""
-    advance(rank, waiting_leaf, end_ns)
+def finish(rank: Rank, end_ns: int) -> None:
+    """Close the last step at the instant common to the ranks, and fill in what needs the whole run."""
     steps = rank.recording.steps
     compute, communication = union(rank.compute), union(rank.communication)
     for step, window_end_ns in zip(steps, [*(later.start_ns for later in steps[1:]), end_ns], strict=True):
         step.end_ns = window_end_ns
         inside = clipped(communication, step.start_ns, step.end_ns)
         step.overlapped_comm_ns = shared_ns(compute, inside)
+    rank.recording.steps = [step for step in steps if not step.cut]

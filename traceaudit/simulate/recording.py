@@ -14,7 +14,7 @@ class SimulationError(TraceAuditError):
     """The scenario asks for something the simulator cannot lay down with one clear answer."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Span:
     """A row of the trace with a duration; `process` and `thread` are device and stream on the GPU."""
 
@@ -29,7 +29,10 @@ class Span:
 
 @dataclass
 class StepTruth:
-    """Where the nanoseconds of one step of one rank went, booked as they are laid down."""
+    """Where the nanoseconds of one step of one rank went, booked as they are laid down.
+
+    `awaited` holds the waits once more, by the rank waited for.
+    """
 
     number: int
     start_ns: int
@@ -37,11 +40,13 @@ class StepTruth:
     leaves: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     matmul_flops: int = 0
     overlapped_comm_ns: int = 0
+    cut: bool = False
+    awaited: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
 
 
 @dataclass
 class Recording:
-    """Everything known about one rank at the end of the run."""
+    """Everything known about one rank at the end of the run; its profiler started at `begun_ns`."""
 
     rank: int
     stage: int
@@ -50,6 +55,13 @@ class Recording:
     autograd_thread: int
     spans: list[Span] = field(default_factory=list)
     steps: list[StepTruth] = field(default_factory=list)
+    begun_ns: int = 0
+
+    def booked_ns(self, leaf: str) -> int:
+        """Return what is booked under a leaf, or under all leaves of a bucket."""
+        return sum(
+            ns for step in self.steps for name, ns in step.leaves.items() if name == leaf or name.startswith(f"{leaf}/")
+        )
 
 
 def check(recording: Recording) -> None:

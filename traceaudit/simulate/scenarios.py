@@ -1,11 +1,33 @@
 """The scenarios: small training runs, each with one thing to find, and one with all of them."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
-from traceaudit.simulate.job import Collective, Group, Job, Pace, Pause, RankProgram, Step, Wait
-from traceaudit.simulate.kernels import GPU, matmul, memory_bound
+from traceaudit.simulate.big_job import BigJob, big_job
+from traceaudit.simulate.faults import (
+    clock_drift,
+    clock_offset,
+    dropped_first,
+    gc_pause,
+    host_alone,
+    missing_rank,
+    slow_gpu,
+    slow_link,
+)
+from traceaudit.simulate.job import Collective, Fault, Group, Job, Pace, Pause, RankProgram, Wait
+from traceaudit.simulate.kernels import matmul, memory_bound
+from traceaudit.simulate.replicas import (
+    DP_STREAM,
+    HIDDEN,
+    OPTIMIZER_NS,
+    TOKENS,
+    Replica,
+    data_parallel,
+    default_group,
+    parallel,
+    run_facts,
+    written,
+)
 from traceaudit.simulate.workload import (
     Block,
     Layer,
@@ -21,95 +43,18 @@ from traceaudit.simulate.workload import (
     zero_grad,
 )
 
-STEPS = (3, 4, 5)
-TOKENS, HIDDEN, BLOCKS = 4_096, 4_096, 4  # of a rank's micro-batch and model in the small runs
-OPTIMIZER_NS = 1_500_000
-DP_STREAM, WORLD_STREAM = 20, 32
-
 
 @dataclass(frozen=True)
 class Scenario:
-    """A run that can be simulated."""
+    """A run that can be simulated; a `large` one writes a thousand files, which takes a minute or two."""
 
     name: str
     description: str
     build: Callable[[], Job]
-
-
-def written(world_size: int, write: Callable[[Program, int, int], None]) -> list[tuple[int, Program]]:
-    """Return the program of each rank, `write` adding one step of a rank at a time."""
-    programs = [(rank, Program()) for rank in range(world_size)]
-    for rank, program in programs:
-        for step in STEPS:
-            program.add(Step(step))
-            write(program, rank, step)
-    return programs
-
-
-def run_facts(params: int, tokens_per_step: int, world_size: int, **facts: object) -> dict[str, Any]:
-    """Return `run.json`; `params` are the weights that take part in matmuls, so that 6·params·tokens is exact."""
-    return {
-        "params": params,
-        "active_params": None,
-        "layers": BLOCKS,
-        "hidden": HIDDEN,
-        "heads": 32,
-        "seq_len": TOKENS,
-        "vocab": None,
-        "tokens_per_step": tokens_per_step,
-        "dtype": "bf16",
-        "gpu": GPU,
-        "world_size": world_size,
-        "parallel": {"pp": 1, "tp": 1, "dp": world_size, "cp": 1, "ep": 1},
-        "microbatches": 1,
-        "virtual_stages": 1,
-        "recompute": "none",
-        "tokens_per_second": None,
-        **facts,
-    }
-
-
-def default_group(world_size: int, *, pipelined: bool = False) -> Group:
-    """Return the group of all ranks, which is data parallel where nothing else is."""
-    dimension, stream = ("other_comm", WORLD_STREAM) if pipelined else ("dp", DP_STREAM)
-    return Group("0", "default_pg", dimension, tuple(range(world_size)), stream, crosses_stages=pipelined)
+    large: bool = False
 
 
 # Data parallel runs
-
-
-@dataclass(frozen=True)
-class Replica:
-    """How the ranks of a data-parallel run spend a step."""
-
-    tokens: Callable[[int], int] = lambda _: TOKENS
-    recompute: bool = False
-    reduce: str = ""  # "", "exposed" or "hidden"
-    before_forward: Callable[[int], Sequence[Pause]] = lambda _: ()
-    before_optimizer: Sequence[Pause] = ()
-
-
-def data_parallel(world_size: int, replica: Replica, *planted: Mapping[str, Any]) -> Job:
-    """Return a run in which each rank trains the same small model on its own micro-batch."""
-    group = default_group(world_size)
-    params = BLOCKS * block_params(HIDDEN)
-    whole = Collective(group, "all_reduce", params, transfer_ns(params))
-    one = block_params(HIDDEN)
-    bucket = Collective(group, "all_reduce", one, transfer_ns(one), from_autograd=True)
-
-    def write(program: Program, rank: int, step: int) -> None:
-        program.add(*replica.before_forward(step), zero_grad())
-        saved = forward(program, [transformer_block(replica.tokens(rank), HIDDEN)] * BLOCKS)
-        hidden = replica.reduce == "hidden"
-        backward(program, saved, recompute=replica.recompute, bucket=(lambda: bucket) if hidden else None)
-        if replica.reduce == "exposed":
-            program.add(whole)
-        program.add(Wait(), *replica.before_optimizer, optimizer(OPTIMIZER_NS))
-
-    programs = tuple(RankProgram(rank, tuple(program.instructions)) for rank, program in written(world_size, write))
-    tokens = sum(replica.tokens(rank) for rank in range(world_size))
-    facts = run_facts(params, tokens, world_size, recompute="full" if replica.recompute else "none")
-    return Job(programs, (group,) if world_size > 1 else (), facts, planted)
 
 
 def compute_only() -> Job:
@@ -132,7 +77,8 @@ def late_rank() -> Job:
     late, tokens = 2, TOKENS * 5 // 4
     planted = {"kind": "more_work", "rank": late, "tokens": tokens, "tokens_of_others": TOKENS}
     replica = Replica(tokens=lambda rank: tokens if rank == late else TOKENS, reduce="exposed")
-    return data_parallel(4, replica, planted)
+    job = data_parallel(4, replica, planted)
+    return replace(job, fault=Fault("more_work", (late,), "compute"))
 
 
 def loader_stall() -> Job:
@@ -203,9 +149,14 @@ def unit_block(scale: float) -> Block:
     return (Layer(mm, "MmBackward0", grads), Layer(gelu, "GeluBackward0", (gelu_backward,)))
 
 
+def whole_pipeline(world_size: int) -> Group:
+    """Return the group of all ranks of a pipeline."""
+    return replace(default_group(world_size, alone=False), crosses_stages=True)
+
+
 def unit_pipeline(shape: UnitPipeline) -> Job:
     """Return a 1F1B run of one rank a stage, closed by the all-reduce of the gradient norm."""
-    everyone = default_group(shape.stages, pipelined=True)
+    everyone = whole_pipeline(shape.stages)
     column = Group("1", "mesh_pp", "pp", everyone.ranks, DP_STREAM, crosses_stages=True)
 
     def write(program: Program, stage: int, step: int) -> None:
@@ -225,9 +176,13 @@ def unit_pipeline(shape: UnitPipeline) -> Job:
     written_programs = written(shape.stages, write)
     programs = tuple(RankProgram(rank, tuple(program.instructions), rank) for rank, program in written_programs)
     params, tokens = shape.stages * (2 * HIDDEN) ** 2, shape.microbatches * TOKENS
-    parallel = {"pp": shape.stages, "tp": 1, "dp": 1, "cp": 1, "ep": 1}
     facts = run_facts(
-        params, tokens, shape.stages, layers=shape.stages, parallel=parallel, microbatches=shape.microbatches
+        params,
+        tokens,
+        shape.stages,
+        layers=shape.stages,
+        parallel=parallel(pp=shape.stages),
+        microbatches=shape.microbatches,
     )
     return Job(programs, (everyone, column), facts)
 
@@ -253,7 +208,7 @@ def run_28_mfu() -> Job:
     """Return two pipeline stages by four replicas, with every kind of loss at once."""
     stages, replicas, microbatches, blocks, hidden, tokens = 2, 4, 4, 6, 4_096, 4_096
     world_size = stages * replicas
-    everyone = default_group(world_size, pipelined=True)
+    everyone = whole_pipeline(world_size)
     rows = [tuple(range(stage * replicas, (stage + 1) * replicas)) for stage in range(stages)]
     shards = [Group(str(1 + stage), "mesh_dp", "dp", row, DP_STREAM) for stage, row in enumerate(rows)]
     columns = [
@@ -285,7 +240,7 @@ def run_28_mfu() -> Job:
         replicas * microbatches * tokens,
         world_size,
         layers=stages * blocks,
-        parallel={"pp": stages, "tp": 1, "dp": replicas, "cp": 1, "ep": 1},
+        parallel=parallel(pp=stages, dp=replicas),
         microbatches=microbatches,
         recompute="full",
     )
@@ -296,7 +251,7 @@ def run_28_mfu() -> Job:
             for (step, rank), gap in LOADER_STALLS.items()
         ),
     )
-    return Job(programs, (everyone, *shards, *columns), facts, planted)
+    return Job(programs, (everyone, *shards, *columns), facts, planted, mixed_waits=True)
 
 
 SCENARIOS: Mapping[str, Scenario] = {
@@ -311,6 +266,25 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario("launch_bound", "one rank whose kernels are shorter than their launches", launch_bound),
         Scenario("recompute", "two ranks that recompute every block", recompute),
         Scenario("pipeline_1f1b", "four pipeline stages, eight micro-batches, nothing but the bubble", pipeline_1f1b),
+        Scenario("slow_gpu", "eight ranks, one with kernels that take 12 % longer", slow_gpu),
+        Scenario("gc_pause", "eight ranks, one of which collects garbage in the middle of a forward", gc_pause),
+        Scenario("slow_link", "tensor parallel pairs by four replicas; one pair's link is slow", slow_link),
+        Scenario("missing_rank", "eight ranks, one slow, and one whose trace is missing", missing_rank),
+        Scenario("clock_offset", "two hosts whose clocks are 2 ms apart, and a slow rank", clock_offset),
+        Scenario("clock_drift", "two hosts whose clocks drift apart, and a slow rank", clock_drift),
+        Scenario("host_alone", "two hosts that never communicate, and a slow rank", host_alone),
+        Scenario("dropped_first", "eight ranks, one of which recorded a collective less", dropped_first),
+        Scenario(
+            "dropped_first_no_seq",
+            "the same, by a profiler that does not number the collectives",
+            lambda: dropped_first(sequence_numbers=False),
+        ),
+        Scenario(
+            "thousand_ranks",
+            "1,024 ranks on 128 hosts, one slow; writes 1,024 files",
+            lambda: big_job(BigJob()),
+            large=True,
+        ),
         Scenario("run_28_mfu", "eight ranks at 28 % MFU: two stages by four replicas, all losses at once", run_28_mfu),
     )
 }

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from traceaudit.simulate.job import Collective, Group, Instruction, Node, Op, Ops, Recv, Send
-from traceaudit.simulate.kernels import PEAK_FLOP_PER_S, kernel_ns, matmul, memory_bound, micros, opaque
+from traceaudit.simulate.kernels import PEAK_FLOP_PER_S, SM_COUNT, kernel_ns, matmul, memory_bound, micros, opaque
 
 ATTENTION_PERMILLE = 450  # of the peak that attention reaches
 LINK_BYTES_PER_S = 300_000_000_000
@@ -51,11 +51,15 @@ def norm(tokens: int, hidden: int) -> Layer:
 
 
 def attention(tokens: int, hidden: int) -> Layer:
-    """Return causal attention over one sequence; the backward takes 2.5 times the forward."""
+    """Return causal attention over one sequence; the backward takes 2.5 times the forward.
+
+    Without shapes the grid alone tells longer sequences from slower kernels; at 4,096 tokens it fills the GPU once.
+    """
+    grid = (-(-tokens * SM_COUNT // 4_096), 1, 1)
     duration_ns = kernel_ns(2 * tokens * tokens * hidden, PEAK_FLOP_PER_S, ATTENTION_PERMILLE)
     backward_ns = duration_ns * 5 // 2_000 * 1_000
-    backward = opaque("fused_attention::backward", backward_ns)
-    return Layer(opaque("fused_attention::forward", duration_ns), "FusedAttentionBackward", (backward,))
+    backward = opaque("fused_attention::backward", backward_ns, grid)
+    return Layer(opaque("fused_attention::forward", duration_ns, grid), "FusedAttentionBackward", (backward,))
 
 
 def gelu(tokens: int, width: int) -> Layer:

@@ -1,0 +1,275 @@
+"""Who caused the waits for late ranks, and why (attribution rule 5).
+
+For a wait of rank A on the late rank B, go back to their previous common synchronisation and compare what both did
+since, class by class. B's excess over A, scaled to the wait, is the cost of that class; the share of B's own waits is
+handed on to whoever made B wait. (Delay costs: Böhme et al., ACM TOPC 3(2), 2016.) Costs add up to the waits exactly.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from traceaudit.account import CLASSES, RankAccount
+from traceaudit.arrivals import Arrivals
+from traceaudit.intervals import Array
+from traceaudit.leaves import Bucket, Leaf
+from traceaudit.matching import ENDING_TOGETHER, Matching
+from traceaudit.peers import Peers
+
+Floats = npt.NDArray[np.float64]
+
+SYNCHRONISING = ENDING_TOGETHER | {"all_to_all"}
+TRANSFER, PIPELINE = Leaf.SLOW_LINK, Leaf.UNDIVIDED  # classes of exposed communication beside `CLASSES`
+COLUMNS = (*CLASSES, TRANSFER, PIPELINE)
+WAIT_LEAVES = (Leaf.LATE_RANK, Leaf.DATA_IMBALANCE, Leaf.HOST_CAUSED, Leaf.SLOW_LINK, Leaf.JITTER)
+
+
+@dataclass(frozen=True)
+class Blame:
+    """Where the waits for late ranks come from.
+
+    Attributes:
+        shares: by row of the table of communications: the share of its wait by `WAIT_LEAVES`; rows sum to 1.
+        costs: ``rank, cls, ns``: waits of others that a rank caused by a class of its time; sums to the waits.
+            ``cls`` is a `Leaf` of `COLUMNS`, or JITTER where no excess explains the wait.
+    """
+
+    shares: Floats
+    costs: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class _Delay:
+    """The waits in one collective instance, and what the late rank did more than the waiting ones."""
+
+    rows: npt.NDArray[np.intp]  # of the waiting ranks
+    culprit: int
+    excess: Floats  # waiting ranks x COLUMNS
+    inherited: npt.NDArray[np.intp]  # rows of the culprit's own waits since the common synchronisation
+    inherited_ns: Floats
+
+
+def blame(
+    accounts: Sequence[RankAccount],
+    table: pd.DataFrame,
+    matching: Matching,
+    arrivals: Arrivals,
+    exposed: pd.DataFrame,
+    peers: Peers,
+) -> Blame:
+    """Follow the waits to their origins.
+
+    Args:
+        accounts: of the ranks with GPU activity, in the order of `table`.
+        table: communications of all ranks (`traceaudit.collectives.gather`).
+        matching: of its rows.
+        arrivals: of its rows.
+        exposed: ``row, leaf, ns`` of the time owned by communications.
+        peers: tells slow kernels from more work.
+    """
+    rows = exposed["row"].to_numpy(dtype=np.int64)
+    leaf = exposed["leaf"].to_numpy(dtype=np.int64)
+    ns = exposed["ns"].to_numpy(dtype=np.int64)
+    wait = _by_row(rows[leaf == Leaf.LATE_RANK], ns[leaf == Leaf.LATE_RANK], len(table))
+    if not wait.any():
+        return Blame(
+            np.zeros((len(table), len(WAIT_LEAVES))), pd.DataFrame({"rank": [], "cls": [], "ns": []}).astype(np.int64)
+        )
+    pipeline = _by_row(rows[leaf == Leaf.UNDIVIDED], ns[leaf == Leaf.UNDIVIDED], len(table))
+    carried = np.array([Leaf(int(code)).bucket == Bucket.EXPOSED_COMM for code in leaf], np.bool_)
+    transfer = _by_row(rows[carried], ns[carried], len(table))
+    before, after = _progress(accounts, table, transfer, pipeline)
+    delays = _delays(table, matching, arrivals, wait, before, after)
+    mix = _mixtures(peers)
+    shares = np.zeros((len(table), len(WAIT_LEAVES)))
+    for delay in delays:
+        _resolve(delay, shares, mix)
+    return Blame(shares, _costs(delays, wait))
+
+
+def _by_row(rows: Array, ns: Array, size: int) -> Array:
+    result = np.zeros(size, np.int64)
+    np.add.at(result, rows, ns)
+    return result
+
+
+def _progress(
+    accounts: Sequence[RankAccount], table: pd.DataFrame, transfer: Array, pipeline: Array
+) -> tuple[Array, Array]:
+    """Return time by class up to the start and to the end of each communication, exposed communication included."""
+    own = np.concatenate([account.progress for account in accounts])
+    ranks, start = table["rank"].to_numpy(dtype=np.int64), table["start_ns"].to_numpy(dtype=np.int64)
+    order = np.lexsort((start, ranks))
+    extra = np.zeros((len(table), 2, 2), np.int64)
+    for column, value in enumerate((transfer, pipeline)):
+        through = np.empty(len(table), np.int64)
+        through[order] = np.cumsum(value[order])
+        first = np.unique(ranks[order], return_index=True)
+        offset = pd.Series(through[order][first[1]] - value[order][first[1]], index=first[0]).reindex(ranks).to_numpy()
+        through = through - offset
+        extra[:, 0, column], extra[:, 1, column] = through - value, through
+    both = np.concatenate([own, extra], axis=2)
+    return both[:, 0], both[:, 1]
+
+
+def _delays(
+    table: pd.DataFrame, matching: Matching, arrivals: Arrivals, wait: Array, before: Array, after: Array
+) -> list[_Delay]:
+    """Return the instances with waits in the order of their last arrival, with what delayed them."""
+    instance = matching.instance
+    ranks = table["rank"].to_numpy(dtype=np.int64)
+    syncs = _Synchronisations(table, matching, arrivals)
+    at = {key: row for row, key in enumerate(zip(instance.tolist(), ranks.tolist(), strict=True)) if key[0] >= 0}
+    waiting = np.flatnonzero((wait > 0) & (instance >= 0))
+    waits = _Waits(ranks, arrivals.aligned_ns, wait)
+    order = waiting[np.argsort(instance[waiting], kind="stable")]
+    found = []
+    for rows in np.split(order, np.flatnonzero(np.diff(instance[order])) + 1):
+        number, culprit = int(instance[rows[0]]), int(arrivals.awaited_rank[rows[0]])
+        own = at[number, culprit]
+        common = syncs.previous(number)
+        began = np.zeros((len(rows), before.shape[1]), np.int64)
+        since = np.iinfo(np.int64).min
+        own_began = began[0]
+        if common is not None:
+            began = after[[at[common, rank] for rank in ranks[rows].tolist()]]
+            own_began = after[at[common, culprit]]
+            since = int(arrivals.aligned_ns[at[common, culprit]])
+        excess = np.maximum((before[own] - own_began)[None, :] - (before[rows] - began), 0).astype(np.float64)
+        inherited = waits.between(culprit, since, int(arrivals.aligned_ns[own]), common is not None)
+        found.append(_Delay(rows, culprit, excess, inherited, wait[inherited].astype(np.float64)))
+    moment = [int(arrivals.aligned_ns[at[int(instance[delay.rows[0]]), delay.culprit]]) for delay in found]
+    return [found[index] for index in np.argsort(moment, kind="stable")]
+
+
+class _Waits:
+    """The waits of each rank in the order of time."""
+
+    def __init__(self, ranks: Array, arrival: Array, wait: Array) -> None:
+        rows = np.flatnonzero(wait > 0)
+        self._rows: dict[int, npt.NDArray[np.intp]] = {}
+        for rank in np.unique(ranks[rows]):
+            own = rows[ranks[rows] == rank]
+            self._rows[int(rank)] = own[np.argsort(arrival[own], kind="stable")]
+        self._arrival = arrival
+
+    def between(self, rank: int, since: int, until: int, exclusive: bool) -> npt.NDArray[np.intp]:
+        """Return the rows of a rank's waits that began after one arrival and before another."""
+        rows = self._rows.get(rank)
+        if rows is None:
+            return np.empty(0, np.intp)
+        when = self._arrival[rows]
+        low = np.searchsorted(when, since, side="right" if exclusive else "left")
+        return rows[low : np.searchsorted(when, until, side="left")]
+
+
+class _Synchronisations:
+    """Finds the last instance before another in which all of its ranks took part."""
+
+    def __init__(self, table: pd.DataFrame, matching: Matching, arrivals: Arrivals) -> None:
+        usable = (matching.instance >= 0) & table["kind"].isin(SYNCHRONISING).to_numpy()
+        frame = pd.DataFrame(
+            {
+                "instance": matching.instance[usable],
+                "members": list(table.loc[usable, "members"]),
+                "ranks": table.loc[usable, "rank"].to_numpy(),
+                "arrival": arrivals.aligned_ns[usable],
+            }
+        )
+        traced = set(table["rank"].unique().tolist())
+        sums = frame.groupby("instance").agg(present=("ranks", "nunique"), last=("arrival", "max"))
+        members = frame.drop_duplicates("instance").set_index("instance")["members"].reindex(sums.index)
+        self._arrival: dict[int, int] = {}
+        self._group: dict[int, tuple[int, ...]] = {}
+        complete: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+        for number, present, last, ranks in zip(
+            sums.index.to_numpy(), sums["present"], sums["last"], members, strict=True
+        ):
+            self._arrival[int(number)], self._group[int(number)] = int(last), ranks
+            if present == len(traced.intersection(ranks)):
+                complete.setdefault(ranks, []).append((int(last), int(number)))
+        self._by_group = {ranks: np.array(sorted(found), np.int64) for ranks, found in complete.items()}
+        self._wider: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+
+    def previous(self, instance: int) -> int | None:
+        """Return the number of that instance, None if there is none in the recording."""
+        members = self._group.get(instance)
+        if members is None:
+            return None
+        best: tuple[int, int] | None = None
+        for group in self._around(members):
+            found = self._by_group[group]
+            slot = int(np.searchsorted(found[:, 0], self._arrival[instance], side="left")) - 1
+            if slot >= 0 and (best is None or found[slot, 0] > best[0]):
+                best = int(found[slot, 0]), int(found[slot, 1])
+        return best[1] if best else None
+
+    def _around(self, members: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Return the groups that hold all of some ranks."""
+        if members not in self._wider:
+            wanted = set(members)
+            self._wider[members] = [group for group in self._by_group if wanted.issubset(group)]
+        return self._wider[members]
+
+
+def _mixtures(peers: Peers) -> Mapping[int, Floats]:
+    """Return by rank how its excess of compute divides into slow kernels and more work, as shares of `WAIT_LEAVES`."""
+    result = {}
+    for rank, own in peers.work.items():
+        share = np.zeros(len(WAIT_LEAVES))
+        total = own.excess_ns + own.more_ns
+        share[0] = own.excess_ns / total if total > 0 else 1.0
+        share[1] = 1.0 - share[0]
+        result[rank] = share
+    return result
+
+
+def _leaf_of(cls: Leaf) -> Leaf:
+    """Return the leaf of a wait that a class of the late rank's time caused."""
+    if cls == TRANSFER:
+        return Leaf.SLOW_LINK
+    return Leaf.HOST_CAUSED if cls.bucket in (Bucket.HOST_GAP, Bucket.UNATTRIBUTED) else Leaf.LATE_RANK
+
+
+def _resolve(delay: _Delay, shares: Floats, mix: Mapping[int, Floats]) -> None:
+    """Set the shares of one instance's waits; those that the culprit inherited are set already."""
+    by_class = np.zeros((len(COLUMNS), len(WAIT_LEAVES)))
+    for index, cls in enumerate(COLUMNS):
+        if cls in (Leaf.NOT_SPLIT, Leaf.KERNELS):
+            by_class[index] = mix.get(delay.culprit, np.eye(len(WAIT_LEAVES))[0])
+        else:
+            by_class[index, WAIT_LEAVES.index(_leaf_of(cls))] = 1.0
+    found = delay.excess @ by_class + delay.inherited_ns @ shares[delay.inherited]
+    total = delay.excess.sum(axis=1) + delay.inherited_ns.sum()
+    jitter = np.eye(len(WAIT_LEAVES))[WAIT_LEAVES.index(Leaf.JITTER)]
+    shares[delay.rows] = np.where(total[:, None] > 0, found / np.maximum(total, 1)[:, None], jitter)
+
+
+def _costs(delays: Sequence[_Delay], wait: Array) -> pd.DataFrame:
+    """Hand the waits back in time to the ranks and classes that caused them; integers that add up to the waits."""
+    burden = wait.astype(np.float64)
+    costs: dict[tuple[int, int], float] = {}
+    for delay in reversed(delays):
+        own = burden[delay.rows]
+        total = delay.excess.sum(axis=1) + delay.inherited_ns.sum()
+        explained = total > 0
+        rate = np.where(explained, own / np.maximum(total, 1), 0.0)
+        for cls, ns in zip(COLUMNS, rate @ delay.excess, strict=True):
+            if ns > 0:
+                costs[delay.culprit, int(cls)] = costs.get((delay.culprit, int(cls)), 0.0) + float(ns)
+        unexplained = float(own[~explained].sum())
+        if unexplained > 0:
+            key = delay.culprit, int(Leaf.JITTER)
+            costs[key] = costs.get(key, 0.0) + unexplained
+        burden[delay.inherited] += rate.sum() * delay.inherited_ns
+    keys = sorted(costs)
+    exact = np.array([costs[key] for key in keys])
+    whole = np.floor(exact).astype(np.int64)
+    missing = int(wait.sum()) - int(whole.sum())
+    order = np.argsort(-(exact - whole), kind="stable")
+    whole[order[:missing]] += 1
+    frame = pd.DataFrame(keys, columns=["rank", "cls"])
+    return frame.assign(ns=whole)

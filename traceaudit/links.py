@@ -1,0 +1,180 @@
+"""How fast process groups carried their messages, and which were slower than their peers."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from traceaudit.arrivals import Arrivals
+from traceaudit.collectives import group_label
+from traceaudit.intervals import Array
+from traceaudit.leaves import Bucket, Leaf
+from traceaudit.matching import Matching
+
+Floats = npt.NDArray[np.float64]
+
+SLOWER = 1.1  # a group this much over the median of its peer groups has a slow link
+PEER_GROUPS = 3  # groups of one kind, size and message that a comparison needs
+
+# Bus bandwidth over algorithm bandwidth for n ranks, as NCCL's performance tests define it (PERFORMANCE.md).
+BUS_FACTORS: Mapping[str, Callable[[Floats], Floats]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+}
+
+
+def transfers(table: pd.DataFrame, matching: Matching, arrivals: Arrivals) -> pd.DataFrame:
+    """Return one row a matched instance of known arrival.
+
+    Columns: ``instance, members, kind, leaf, bytes, ranks`` (in the group), ``transfer_ns`` (from the last arrival to
+    the median end), ``bus_bytes`` (message size times the bus factor; 0 where the size is unknown).
+    """
+    usable = arrivals.known & (matching.instance >= 0)
+    chosen = table[usable]
+    if not len(chosen):
+        return pd.DataFrame(
+            columns=["instance", "members", "kind", "leaf", "bytes", "ranks", "transfer_ns", "bus_bytes"]
+        )
+    frame = pd.DataFrame(
+        {
+            "instance": matching.instance[usable],
+            "members": list(chosen["members"]),
+            "kind": chosen["kind"].to_numpy(dtype=object),
+            "leaf": chosen["leaf"].to_numpy(),
+            "bytes": chosen["bytes"].to_numpy(),
+            "transfer_ns": np.maximum(chosen["end_ns"].to_numpy() - arrivals.awaited_ns[usable], 0),
+        }
+    )
+    by_instance = frame.groupby("instance")
+    first = by_instance.first()
+    first = first.assign(transfer_ns=by_instance["transfer_ns"].median().round().astype(np.int64))
+    first = first.assign(bytes=by_instance["bytes"].max(), ranks=[len(members) for members in first["members"]])
+    size = first["ranks"].to_numpy(dtype=np.float64)
+    factor = np.ones(len(first))
+    for kind, bus in BUS_FACTORS.items():
+        own = (first["kind"] == kind).to_numpy()
+        factor[own] = bus(size[own])
+    return first.assign(bus_bytes=np.maximum(first["bytes"].to_numpy(), 0) * factor).reset_index()
+
+
+def totals(
+    table: pd.DataFrame,
+    exposed: pd.DataFrame,
+    carried: pd.DataFrame,
+    windows: pd.DataFrame,
+    complete: npt.NDArray[np.bool_],
+) -> pd.DataFrame:
+    """Sum up the communications of each group and kind that ran in the analysed windows.
+
+    Columns: ``group`` (text), ``leaf, kind, count, bytes, exposed_ns, wait_ns, transfer_ns`` (exposed), ``busbw_gbps``
+    (NaN where sizes or arrivals are unknown) and ``estimate_ns``: where partners were not traced, what the exposed time
+    would be if each lasted as long as the shortest of its kind and size (NaN elsewhere).
+    """
+    if not len(table):
+        return pd.DataFrame()
+    span = windows.groupby("rank").agg(low=("start_ns", "min"), high=("end_ns", "max")).reindex(table["rank"])
+    inside = (table["end_ns"].to_numpy() > span["low"].to_numpy()) & (
+        table["start_ns"].to_numpy() < span["high"].to_numpy()
+    )
+    row = exposed["row"].to_numpy(dtype=np.int64)
+    waiting = np.array([_is_wait(Leaf(int(leaf))) for leaf in exposed["leaf"]], np.bool_)
+    waiting |= (exposed["leaf"] == Leaf.UNDIVIDED).to_numpy() & ~table["pipeline"].to_numpy(dtype=np.bool_)[row]
+    owned, waited = np.zeros(len(table), np.int64), np.zeros(len(table), np.int64)
+    np.add.at(owned, row, exposed["ns"].to_numpy(dtype=np.int64))
+    np.add.at(waited, row[waiting], exposed["ns"].to_numpy(dtype=np.int64)[waiting])
+    labels = [
+        group_label(str(text), members, assumed=bool(assumed))
+        for text, members, assumed in zip(table["group_description"], table["members"], table["assumed"], strict=True)
+    ]
+    frame = pd.DataFrame(
+        {
+            "group": labels,
+            "leaf": table["leaf"].to_numpy(),
+            "kind": table["kind"].to_numpy(dtype=object),
+            "count": 1,
+            "bytes": np.maximum(table["bytes"].to_numpy(), 0),
+            "exposed_ns": owned,
+            "wait_ns": waited,
+            "estimate": _estimates(table, owned, complete),
+            "partial": ~complete,
+        }
+    )[inside]
+    keys = ["group", "leaf", "kind"]
+    sums = frame.groupby(keys, as_index=False)[["count", "bytes", "exposed_ns", "wait_ns", "estimate", "partial"]].sum()
+    sums = sums.assign(
+        transfer_ns=sums["exposed_ns"] - sums["wait_ns"],
+        estimate_ns=np.where(sums["partial"] > 0, sums["estimate"], np.nan),
+    )
+    labelled = dict(zip(table["members"], labels, strict=True))
+    return _with_bandwidth(sums, carried, labelled).sort_values(
+        "exposed_ns", ascending=False, kind="stable", ignore_index=True
+    )
+
+
+def _is_wait(leaf: Leaf) -> bool:
+    return leaf.bucket == Bucket.STRAGGLER or leaf == Leaf.TRACE_CUT
+
+
+def _estimates(table: pd.DataFrame, owned: Array, complete: npt.NDArray[np.bool_]) -> Array:
+    """Return the exposed time of communications with untraced partners, capped by the shortest comparable duration."""
+    length = (table["end_ns"] - table["start_ns"]).to_numpy()
+    ranks = [len(members) for members in table["members"]]
+    keys = pd.DataFrame(
+        {"kind": table["kind"].to_numpy(dtype=object), "bytes": table["bytes"].to_numpy(), "ranks": ranks}
+    )
+    shortest = pd.Series(length).groupby([keys["kind"], keys["bytes"], keys["ranks"]]).transform("min").to_numpy()
+    return np.where(complete, 0, np.minimum(owned, shortest))
+
+
+def _with_bandwidth(sums: pd.DataFrame, carried: pd.DataFrame, labelled: Mapping[tuple[int, ...], str]) -> pd.DataFrame:
+    if not len(carried):
+        return sums.assign(busbw_gbps=np.nan)
+    sized = carried[(carried["bus_bytes"] > 0) & (carried["transfer_ns"] > 0)]
+    rate = sized.assign(group=[labelled[members] for members in sized["members"]])
+    rate = rate.groupby(["group", "leaf", "kind"], as_index=False)[["bus_bytes", "transfer_ns"]].sum()
+    rate = rate.assign(busbw_gbps=rate["bus_bytes"] / rate["transfer_ns"]).drop(columns=["bus_bytes", "transfer_ns"])
+    joined: pd.DataFrame = sums.merge(rate, on=["group", "leaf", "kind"], how="left")
+    return joined
+
+
+@dataclass(frozen=True)
+class SlowLink:
+    """A group whose transfers took longer than those of peer groups with the same kind, size and message.
+
+    Attributes:
+        members: ranks of the group.
+        kind, bytes, count: of its transfers.
+        ratio: to the peers' median.
+        excess_ns: over it, all transfers together.
+    """
+
+    members: tuple[int, ...]
+    kind: str
+    bytes: int
+    count: int
+    ratio: float
+    excess_ns: int
+
+
+def slow_links(carried: pd.DataFrame) -> list[SlowLink]:
+    """Return the slow links, the most expensive first."""
+    known = carried[carried["bytes"] > 0] if len(carried) else carried
+    if not len(known):
+        return []
+    keys = ["kind", "bytes", "ranks", "leaf"]
+    groups = known.groupby([*keys, "members"], as_index=False).agg(
+        usual=("transfer_ns", "median"), count=("transfer_ns", "size")
+    )
+    peers = groups.groupby(keys)["usual"]
+    groups = groups.assign(peer=peers.transform("median"), groups=peers.transform("size"))
+    slow = groups[(groups["groups"] >= PEER_GROUPS) & (groups["usual"] > SLOWER * groups["peer"])]
+    columns = ("members", "kind", "bytes", "count", "usual", "peer")
+    found = [
+        SlowLink(members, str(kind), int(size), int(count), usual / max(peer, 1), round((usual - peer) * count))
+        for members, kind, size, count, usual, peer in zip(*(slow[name] for name in columns), strict=True)
+    ]
+    return sorted(found, key=lambda link: -link.excess_ns)

@@ -1,0 +1,175 @@
+"""The ranks that made others wait, by what it cost, with causes and evidence (attribution rule 5)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from traceaudit.attribute import Attribution, Job
+from traceaudit.collectives import group_label
+from traceaudit.leaves import Bucket, Leaf
+from traceaudit.links import SlowLink, slow_links
+from traceaudit.peers import Peers
+
+SHOWN_LINKS = 3
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """A rank and one cause of waits of others.
+
+    Attributes:
+        rank: who.
+        cause: ``slow_gpu, slow_kernels, more_work, host_pause, slow_link, pipeline, jitter`` or ``unknown``.
+        caused_ns: waits of other ranks.
+        own_ns: the rank's own excess or pause over its peers; 0 where there is none to name.
+        evidence: kernels with their ratios, the host's leaf, or the link.
+    """
+
+    rank: int
+    cause: str
+    caused_ns: int
+    own_ns: int
+    evidence: dict[str, Any]
+
+
+def culprits(job: Job, attribution: Attribution) -> list[Culprit]:
+    """Return who caused the waits for late ranks, the most expensive first; the costs add up to the waits."""
+    costs = attribution.blame.costs
+    links = slow_links(attribution.carried)
+    groups: dict[tuple[int, str], dict[Leaf, int]] = {}
+    for number, cls, ns in zip(costs["rank"], costs["cls"], costs["ns"], strict=True):
+        rank, leaf = _origin(int(number), Leaf(int(cls)), job)
+        by_leaf = groups.setdefault((rank, _cause(rank, leaf, job.peers)), {})
+        by_leaf[leaf] = by_leaf.get(leaf, 0) + int(ns)
+    found = [
+        _culprit(rank, cause, by_leaf, job, attribution, links)
+        for (rank, cause), by_leaf in groups.items()
+        if any(by_leaf.values())
+    ]
+    return sorted(found, key=lambda culprit: (-culprit.caused_ns, culprit.rank, culprit.cause))
+
+
+def _origin(rank: int, cls: Leaf, job: Job) -> tuple[int, Leaf]:
+    """Return whom a cost goes back to: waits in a pipeline to the rank waited for, if it was slow or had more work."""
+    partner = _awaited_in_pipeline(rank, job) if cls == Leaf.UNDIVIDED else None
+    work = job.peers.work.get(partner) if partner is not None else None
+    if partner is None or work is None or not (work.slow_gpu or work.more_ns):
+        return rank, cls
+    return partner, Leaf.NOT_SPLIT
+
+
+def _awaited_in_pipeline(rank: int, job: Job) -> int | None:
+    """Return the rank that another waited for the longest in its point-to-point communications."""
+    table = job.communications
+    own = np.flatnonzero(
+        (table["rank"] == rank).to_numpy() & table["pipeline"].to_numpy(dtype=np.bool_) & job.arrivals.known
+    )
+    partner = job.arrivals.awaited_rank[own]
+    waits = np.maximum(job.arrivals.awaited_ns[own] - table["start_ns"].to_numpy(dtype=np.int64)[own], 0)
+    others = partner != rank
+    if not (waits[others] > 0).any():
+        return None
+    ranks, inverse = np.unique(partner[others], return_inverse=True)
+    return int(ranks[np.argmax(np.bincount(inverse, waits[others]))])
+
+
+def _cause(rank: int, cls: Leaf, peers: Peers) -> str:
+    if cls in (Leaf.NOT_SPLIT, Leaf.KERNELS):
+        own = peers.work.get(rank)
+        if own is not None and own.more_ns > own.excess_ns:
+            return "more_work"
+        return "slow_gpu" if own is not None and own.slow_gpu else "slow_kernels"
+    if cls.bucket == Bucket.HOST_GAP:
+        return "host_pause"
+    return {Leaf.SLOW_LINK: "slow_link", Leaf.UNDIVIDED: "pipeline", Leaf.JITTER: "jitter"}.get(cls, "unknown")
+
+
+def _culprit(
+    rank: int,
+    cause: str,
+    by_leaf: dict[Leaf, int],
+    job: Job,
+    attribution: Attribution,
+    links: Sequence[SlowLink],
+) -> Culprit:
+    own = 0
+    evidence: dict[str, Any] = {}
+    work = job.peers.work.get(rank)
+    if cause == "more_work" and work is not None:
+        own = work.more_ns
+    elif cause in ("slow_gpu", "slow_kernels") and work is not None:
+        own = work.excess_ns
+        kernels = [{"name": name, "ratio": ratio, "excess_ns": ns} for name, ratio, ns in work.kernels]
+        evidence = {"kernels": kernels, "slower_share": work.slower_ns / max(work.compared_ns, 1)}
+    elif cause == "host_pause":
+        worst = max(by_leaf, key=lambda leaf: by_leaf[leaf])
+        own = _beyond_peers(rank, worst, attribution)
+        evidence = {"leaf": worst.label, "caused_ns_by_leaf": {leaf.label: ns for leaf, ns in by_leaf.items()}}
+    elif cause == "slow_link":
+        slow = [link for link in links if rank in link.members][:SHOWN_LINKS]
+        own = sum(link.excess_ns for link in slow)
+        evidence = {
+            "links": [{"group": str(list(link.members)), "kind": link.kind, "ratio": link.ratio} for link in slow]
+        }
+    return Culprit(rank, cause, sum(by_leaf.values()), own, evidence)
+
+
+def _beyond_peers(rank: int, leaf: Leaf, attribution: Attribution) -> int:
+    """Return how much more of a leaf a rank has than the median of the ranks."""
+    ledger = attribution.ledger
+    ranks = sorted(int(number) for number in attribution.windows["rank"].unique())
+    sums = ledger[ledger["leaf"] == leaf].groupby("rank")["ns"].sum().reindex(ranks, fill_value=0)
+    return max(int(sums.loc[rank]) - int(np.median(sums.to_numpy())), 0)
+
+
+def links_found(job: Job, attribution: Attribution) -> list[dict[str, Any]]:
+    """Return the slow links as plain rows."""
+    described: dict[tuple[int, ...], str] = {}
+    if len(job.communications):
+        described = dict(zip(job.communications["members"], job.communications["group_description"], strict=True))
+    return [
+        {
+            "group": group_label(str(described.get(link.members, "")), link.members, assumed=False),
+            "kind": link.kind,
+            "bytes": link.bytes,
+            "count": link.count,
+            "ratio": link.ratio,
+            "excess_ns": link.excess_ns,
+        }
+        for link in slow_links(attribution.carried)
+    ]
+
+
+def lateness(job: Job, attribution: Attribution) -> list[dict[str, int]]:
+    """Return by rank and step how long others waited for the rank's arrival, directly: the heat map's cells."""
+    exposed = attribution.exposed
+    late = np.array([Leaf(int(leaf)).bucket == Bucket.STRAGGLER for leaf in exposed["leaf"]], np.bool_)
+    waits = exposed[late]
+    frame = pd.DataFrame(
+        {
+            "rank": job.arrivals.awaited_rank[waits["row"].to_numpy(dtype=np.int64)],
+            "step": waits["step"].to_numpy(dtype=np.int64),
+            "ns": waits["ns"].to_numpy(dtype=np.int64),
+        }
+    )
+    sums = frame.groupby(["rank", "step"], as_index=False)[["ns"]].sum()
+    return [{"rank": int(rank), "step": int(step), "ns": int(ns)} for rank, step, ns in sums.itertuples(index=False)]
+
+
+def as_rows(found: Sequence[Culprit], window_ns: int, mfu: float | None) -> list[dict[str, Any]]:
+    """Return culprits as plain rows, with what MFU would gain if their waits vanished (attribution rule 6)."""
+    return [
+        {
+            "rank": culprit.rank,
+            "cause": culprit.cause,
+            "caused_ns": culprit.caused_ns,
+            "own_ns": culprit.own_ns,
+            "share": culprit.caused_ns / window_ns,
+            "mfu_points": None if mfu is None else 100 * (mfu / (1 - culprit.caused_ns / window_ns) - mfu),
+            "evidence": culprit.evidence,
+        }
+        for culprit in found
+    ]
