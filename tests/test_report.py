@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from traceaudit.report import figures, formats, json_file, rows, terminal, words
+from traceaudit.leaves import Leaf
+from traceaudit.report import figures, formats, json_file, rows, sentences, terminal, words
 from traceaudit.report.html import to_html
 
 Result = dict[str, Any]
@@ -23,10 +25,15 @@ LEAVES = {  # ms of a step of one rank of 200 ms
     "exposed_comm": {"fsdp": 25, "tp": 9, "pp": 2},
     "pipeline_bubble": {"warmup_drain": 22, "stage_imbalance": 6},
     "recompute": {"kernels": 24},
-    "straggler": {"late_rank": 8, "jitter": 1},
+    "straggler": {"host_caused": 6, "late_rank": 1, "slow_link": 1, "slow_gpu": 1},
     "host_gap": {"data_loader": 5, "launch_bound": 3, "host_sync": 2},
     "unattributed": {"launch_missing": 1},
 }
+CULPRITS: list[tuple[int, str, int, Result]] = [  # rank, cause, ms of a step of a rank that it costs, evidence
+    (1, "host_pause", 6, {"leaf": "gc", "caused_ns_by_leaf": {"gc": 5, "launch_bound": 1}}),
+    (5, "slow_gpu", 1, {"kernels": [{"name": "sm90_xmma_gemm", "ratio": 1.13, "excess_ns": 9}], "slower_share": 0.97}),
+    (2, "slow_link", 1, {"links": [{"group": "mesh_tp [2, 3]", "kind": "all_reduce", "ratio": 2.0}]}),
+]
 SKEW = {"achieved": -1, "straggler": 1}  # ms times (rank - mean rank): later ranks achieve less
 
 
@@ -69,7 +76,19 @@ def result_of(count: int = 8, steps: Sequence[int] = (3, 4, 5), mfu: bool = True
     peak = {"tflops": 989.4, "dtype": "bf16", "gpu": "NVIDIA H100 80GB HBM3", "source": "NVIDIA H100 datasheet, dense"}
     group: Result = {"group": "mesh_fsdp [0, 1, 2, 3]", "dim": "fsdp", "kind": "all_gather", "count": 960}
     group |= {"bytes": 412 * 10**9, "transfer_ns": 900 * MS, "wait_ns": 120 * MS, "exposed_ns": 600 * MS}
+    group |= {"busbw_gbps": 301.25, "transfer_estimate_ns": None}
     ring = group | {"group": "mesh_tp [0, 1]", "dim": "tp", "kind": "all_reduce", "exposed_ns": 216 * MS}
+    ring |= {"busbw_gbps": None, "transfer_estimate_ns": 150 * MS}
+    culprits: list[Result] = [
+        {"rank": number, "cause": cause, "caused_ns": ms * MS * windows, "share": ms / 200, "own_ns": 30 * MS}
+        | {"mfu_points": 100 * (0.28 / (1 - ms / 200) - 0.28) if mfu else None, "evidence": evidence}
+        for number, cause, ms, evidence in CULPRITS
+        if count > 1
+    ]
+    slow = {"group": "mesh_tp [2, 3]", "kind": "all_reduce", "bytes": 33_554_432, "count": 960, "ratio": 2.0}
+    clock: Result = {"method": "one_host" if count > 1 else "none", "hosts": 1, "residual_ns": 1226}
+    clock |= {"residual_p95_ns": 10_712, "violations": 0, "evidence": 28, "clock_free_disagreement": 4979}
+    clock |= {"not_aligned": [], "max_drift_ppm": 0.0}
     gemm: Result = {
         "name": "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNT",
         "family": "matmul",
@@ -107,7 +126,10 @@ def result_of(count: int = 8, steps: Sequence[int] = (3, 4, 5), mfu: bool = True
             "declared_flops_per_step": 1.7616e18 if mfu else None,
             "counted_flops_per_step": 1.83e18 if mfu else None,
         },
-        "clock": {"method": "none", "note": "raw clocks: each rank's last step ends by itself"},
+        "clock": clock,
+        "stragglers": culprits,
+        "lateness": [{"rank": own["rank"], "step": steps[0], "ns": own["caused_ns"]} for own in culprits],
+        "slow_links": [slow | {"excess_ns": 120 * MS}] if count > 1 else [],
         "collectives": [ring, group],
         "kernels": [flash, gemm],
         "quality": {
@@ -116,6 +138,7 @@ def result_of(count: int = 8, steps: Sequence[int] = (3, 4, 5), mfu: bool = True
             "dropped_events": 12,
             "repaired_files": ["rank3_trace.json.gz"],
             "missing": ["with_stack", "profile_memory"],
+            "unmatched_communications": {"partners not traced": 12},
             "warnings": ["rank 3: the file ends in the middle of an event"],
             "notes": ["the first step began before rank 2 was recorded"],
             "steps_left_out": [{"rank": rank, "step": 2, "reason": "cut by the profiler"} for rank in (0, 1, 2, 5)],
@@ -131,9 +154,16 @@ def hostile() -> Result:
     result["job"]["gpu"] = HOSTILE
     for entry in result["ranks"]:
         entry |= {"host": HOSTILE, "file": HOSTILE}
-    for entry in (*result["kernels"], *result["collectives"]):
+    for entry in (*result["kernels"], *result["collectives"], *result["slow_links"]):
         entry.update({name: HOSTILE for name in ("name", "group", "family", "kind", "dim") if name in entry})
     result["model"]["numerator"]["factors"].append({"name": HOSTILE, "value": HOSTILE, "source": HOSTILE})
+    for number, culprit in enumerate(result["stragglers"]):
+        kernels = [{"name": HOSTILE, "ratio": 1.1, "excess_ns": 1}]
+        links = [{"group": HOSTILE, "kind": HOSTILE, "ratio": 2.0}]
+        culprit["evidence"] = {"kernels": kernels, "links": links, "leaf": HOSTILE, "slower_share": 0.9}
+        culprit["cause"] = HOSTILE if number == 0 else culprit["cause"]
+    result["clock"] |= {"method": HOSTILE, "not_aligned": [HOSTILE]}
+    result["quality"]["unmatched_communications"][HOSTILE] = 1
     result["quality"]["warnings"].append(HOSTILE)
     result["job"]["leaves"].append({"bucket": "host_gap", "leaf": HOSTILE, "ns": MS, "share": 0.01})
     return result
@@ -186,6 +216,116 @@ def test_shares_add_up(mfu: bool) -> None:
         assert sum(rank.shares.values()) == pytest.approx(1)
 
 
+def test_both_views_of_the_waits_have_the_total_of_the_waterfall() -> None:
+    """Where stragglers lost time and who caused it add up to the same row, however few parts are shown."""
+    result = result_of()
+    total = result["job"]["buckets"]["straggler"]
+    for limit in (2, 3, 12):
+        lost, caused = rows.where_lost(result, limit), rows.caused_by(result, limit)
+        assert sum(part.ns for part in lost) == sum(part.ns for part in caused) == total
+        assert max(len(lost), len(caused)) <= limit
+    assert [part.title for part in rows.caused_by(result, 12)] == [
+        "rank 1: host pause",
+        "rank 5: slow GPU",
+        "rank 2: slow link",
+        "slow GPUs: own excess",
+    ]
+    assert rows.where_lost(result, 3)[-1].title == "6 other ranks"
+    bar = next(row for row in rows.waterfall(result) if row.bucket == "straggler")
+    assert sum(part.step_ns for part in rows.caused_by(result, 2)) == pytest.approx(bar.step_ns)
+
+
+def test_tiny_parts_share_a_row() -> None:
+    """Causes far below the largest are counted, not listed."""
+    result = result_of()
+    result["stragglers"] += [result["stragglers"][2] | {"rank": rank, "caused_ns": 1000} for rank in (6, 7)]
+    assert rows.caused_by(result, 12)[-1].title == "2 other causes"
+    assert rows.caused_by(result, 12)[-1].ns == 2000
+
+
+def test_culprits_say_what_they_cost_and_why() -> None:
+    """Waits are means in a step of any rank, the culprit's own excess is in a step of its own."""
+    first, *_ = found = rows.culprits(result_of())
+    assert [(row.rank, row.title) for row in found] == [(1, "host pause"), (5, "slow GPU"), (2, "slow link")]
+    assert (first.caused_step_ns, first.own_step_ns, first.share) == (6 * MS, 10 * MS, 0.03)
+    assert first.mfu_points == pytest.approx(28 * (1 / 0.97 - 1))
+    assert rows.culprits(result_of(mfu=False))[0].mfu_points is None
+    assert rows.culprits(result_of(1)) == []
+
+
+@pytest.mark.parametrize(
+    ("culprit", "text"),
+    [
+        (CULPRITS[0], "garbage collection, 30.0 ms more than its peers in 3 steps"),
+        (CULPRITS[1], "97.0 % of its kernel time slower, by 30.0 ms in 3 steps, most in sm90_xmma_gemm (1.13x)"),
+        (CULPRITS[2], "mesh_tp [2, 3]: all reduce 2.00x its peers'"),
+        (
+            (0, "host_pause", 1, {"leaf": "gc", "caused_ns_by_leaf": {"gc": 5, "launch_bound": 4, "compile": 1}}),
+            "garbage collection, 30.0 ms more than its peers in 3 steps; also launch-bound",
+        ),
+        (
+            (0, "slow_kernels", 1, {"kernels": [{"name": "void ns::f<int>(int)", "ratio": 1.2}]}),
+            "30.0 ms slower in 3 steps, most in f (1.20x)",
+        ),
+        ((0, "more_work", 1, {}), "30.0 ms more kernel time than its peers in 3 steps"),
+        ((0, "slow_link", 1, {"links": []}), ""),
+        ((0, "jitter", 1, {}), ""),
+        ((0, "moonlight", 1, {}), ""),
+    ],
+)
+def test_evidence_fits_its_cause(culprit: tuple[int, str, int, Result], text: str) -> None:
+    """Each cause has its own sentence; where the trace shows nothing there is none."""
+    rank, cause, _, evidence = culprit
+    assert sentences.evidence({"rank": rank, "cause": cause, "own_ns": 30 * MS, "evidence": evidence}, 3) == text
+
+
+def test_lateness_has_every_rank_and_step() -> None:
+    """Ranks that nobody waited for have a row of zeros."""
+    late = rows.lateness(result_of())
+    assert (late.ranks, late.steps) == (tuple(range(8)), (3, 4, 5))
+    assert (sum(map(sum, late.ns)), late.ns[1][0]) == (8 * 24 * MS, 6 * 24 * MS)
+    assert late.worst_first == [1, 2, 5]
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        (
+            {},
+            "one host: clocks are shared; collectives end within 1.2 µs (median; p95 10.7 µs), none before its last "
+            "participant arrived; waits by clocks and by durations alone differ by 5.0 µs (median)",
+        ),
+        (
+            {"method": "collective_ends", "hosts": 2, "violations": 3, "max_drift_ppm": 2.34, "residual_p95_ns": 0}
+            | {"clock_free_disagreement": None},
+            "the clocks of 2 hosts are aligned on the ends of 28 collectives; collectives end together, 3 before its "
+            "last participant arrived; clocks drift by up to 2.3 ppm",
+        ),
+        (
+            {"method": "none", "hosts": 2, "evidence": 0, "clock_free_disagreement": None},
+            "the clocks of 2 hosts could not be aligned: between hosts, waits are told from durations alone, and each "
+            "rank's last step ends by itself",
+        ),
+    ],
+)
+def test_clocks_are_described(changed: Result, text: str) -> None:
+    """One sentence has the method, how well it fits and what breaks it; without alignment it is a warning."""
+    result = result_of()
+    result["clock"] |= changed
+    remark = next(row for row in rows.quality(result) if row.text == text)
+    assert remark.is_warning == (result["clock"]["method"] == "none")
+    assert "Clocks" in [fact.name for fact in rows.facts(result)]
+
+
+def test_hosts_that_no_evidence_ties_are_named() -> None:
+    """Up to eight by name, the others by number; a single rank has no clocks to compare."""
+    result = result_of()
+    result["clock"] |= {"method": "collective_ends", "hosts": 11, "not_aligned": [f"n{host}" for host in range(10)]}
+    warnings = [row.text for row in rows.quality(result) if row.is_warning]
+    assert "clocks not aligned with the first host's: n0, n1, n2, n3, n4, n5, n6, n7 and 2 others" in warnings
+    assert not [row for row in rows.quality(result_of(1)) if "clock" in row.text]
+
+
 @pytest.mark.parametrize(
     ("result", "sentence"),
     [
@@ -205,6 +345,30 @@ def test_shares_add_up(mfu: bool) -> None:
 def test_headline_names_the_number_and_the_largest_losses(result: Result, sentence: str) -> None:
     """One sentence has the number, what was measured, and up to three losses."""
     assert rows.headline(result) == sentence
+
+
+@pytest.mark.parametrize(
+    ("cause", "straggler_ms", "caused_ms", "named"),
+    [
+        ("host_pause", 30, 20, "stragglers (15.0 %, mostly rank 1: host pause)"),
+        ("host_pause", 30, 14, "stragglers (15.0 %)"),  # less than half
+        ("host_pause", 3, 3, None),  # too little to matter
+        ("slow_gpu", 30, 15, "stragglers (15.0 %, mostly rank 1: slow GPU)"),  # half of the waits: one is its own
+    ],
+)
+def test_headline_names_the_rank_behind_most_waits(
+    cause: str, straggler_ms: int, caused_ms: int, named: str | None
+) -> None:
+    """Stragglers of two percent and more are named by the culprit of at least half of the waits."""
+    result = result_of()
+    result["job"]["buckets"]["straggler"] = straggler_ms * MS * 24
+    row = next(row for row in result["job"]["waterfall"] if row["row"] == "straggler")
+    row["share"] = -straggler_ms / 200
+    result["job"]["leaves"] = [{"bucket": "straggler", "leaf": "slow_gpu", "ns": MS * 24, "share": 0.005}]
+    result["job"]["leaves"] += [{"bucket": "straggler", "leaf": "jitter", "ns": MS, "share": 0.0}]
+    result["stragglers"] = [result["stragglers"][0] | {"cause": cause, "caused_ns": caused_ms * MS * 24}]
+    assert (named or "mostly rank") in rows.headline(result) or named is None
+    assert ("mostly rank" in rows.headline(result)) == bool(named and "mostly rank" in named)
 
 
 def test_headline_says_first_that_it_cannot_be_trusted() -> None:
@@ -228,15 +392,19 @@ def test_bare_result_has_no_rows_for_what_it_does_not_hold() -> None:
     """What a result does not say is not shown, by any report."""
     bare = {"job": result_of()["job"]}
     assert (rows.ranks(bare), rows.kernels(bare), rows.collectives(bare), rows.model(bare)) == ([], [], [], [])
+    assert (rows.culprits(bare), rows.slow_links(bare), rows.lateness(bare).ranks) == ([], [], ())
+    assert rows.caused_by(bare, 12) == [rows.PartRow("slow GPUs: own excess", 24 * MS, 0.005, MS)]
     assert rows.quality(bare) == []
     assert "Ranks" not in printed(bare)
-    assert not re.search("<h2[^>]*>(Ranks|Kernels|Collectives|How|Why|Before)", to_html(bare))
+    assert not re.search("<h2[^>]*>(Ranks|Stragglers|Kernels|Collectives|How|Why|Before)", to_html(bare))
 
 
 def test_rows_are_in_the_order_of_what_they_cost() -> None:
     """Collectives by exposure, kernels by time, ranks by what they achieve."""
     result = result_of(20)
     assert [row.dim for row in rows.collectives(result)] == ["fsdp", "tp"]
+    assert [row.busbw_gbps for row in rows.collectives(result)] == [301.25, None]
+    assert [row.transfer_estimate_ns for row in rows.collectives(result)] == [None, 150 * MS]
     assert [row.family for row in rows.kernels(result)] == ["matmul", "attention"]
     assert rows.kernels(result)[0].flop_per_s == pytest.approx(1.1e15 / 1.6)
     assert [row.rank for row in rows.worst_ranks(result, 3)] == [19, 18, 17]
@@ -253,6 +421,17 @@ def test_unknown_bucket_and_leaf_keep_their_own_names() -> None:
     """A result of a later version is still readable."""
     assert words.bucket_words("cosmic_rays").title == "cosmic rays"
     assert words.leaf_title("host_gap", "coffee_break") == "coffee break"
+    assert words.cause_title("solar_flare") == "solar flare"
+
+
+def test_every_leaf_of_the_attribution_has_words() -> None:
+    """Each leaf is described in its bucket, and no title of a bucket's leaves occurs twice."""
+    for leaf in Leaf:
+        assert leaf.label in words.BUCKETS[leaf.bucket].leaves
+    for bucket in words.BUCKETS.values():
+        assert len({leaf.title for leaf in bucket.leaves.values()}) == len(bucket.leaves)
+    for same in ("slow_gpu", "slow_link", "jitter"):
+        assert words.CAUSES[same].title == words.BUCKETS["straggler"].leaves[same].title
 
 
 @every_case
@@ -268,10 +447,22 @@ def test_terminal_report_fits(result: Result, width: int, encoding: str) -> None
 
 
 def test_terminal_report_is_about_a_screen() -> None:
-    """Eight ranks take fewer than sixty lines with a leaf in every bucket, and so do many ranks."""
-    assert len(printed(result_of()).splitlines()) < 60
-    assert len(printed(result_of(80)).splitlines()) < 60
+    """Eight ranks with leaves in all buckets, culprits and ten remarks take about 70 lines; so do many ranks."""
+    assert len(printed(result_of()).splitlines()) <= 72
+    assert len(printed(result_of(80)).splitlines()) <= 72
     assert "… 72 more" in printed(result_of(80))
+
+
+def test_terminal_names_culprits_with_evidence_where_it_fits() -> None:
+    """Beside the numbers on a wide console, below them on a narrow one; no section without culprits or slow links."""
+    wide, narrow = printed(result_of(), 160), printed(result_of(), 70)
+    assert "   1  host pause      6.000  3.0 %        +0.9  garbage collection, 30.0 ms" in wide
+    assert "\n      garbage collection, 30.0 ms more than its peers in 3 steps\n" in narrow
+    assert "120.0 ms in all" not in wide  # the slow link is evidence
+    unblamed = printed(result_of() | {"stragglers": []})
+    assert "Slow links\n  slow link: mesh_tp [2, 3]: all reduce 2.00x its peers', 120.0 ms in all" in unblamed
+    assert "MFU points" not in printed(result_of(mfu=False))
+    assert "made the others wait" not in printed(result_of(1))
 
 
 def test_markup_in_names_is_text_in_the_terminal() -> None:
@@ -290,6 +481,7 @@ def test_page_is_one_inert_file(result: Result) -> None:
     assert json.loads(data[0]) == result
     assert page.count("<script") == page.count("<h1>") == page.count("<main>") == 1
     assert "<img src=x" not in page
+    assert ('<h2 id="stragglers">' in page) == bool(result["stragglers"])
     assert not re.search(r"(src|href)=\"(?!data:)", page)
     assert len(page) < 1_000_000
 
@@ -297,6 +489,7 @@ def test_page_is_one_inert_file(result: Result) -> None:
 def test_page_of_many_ranks_stays_small() -> None:
     """Above its limit the embedded result leaves single steps out, and the page says so."""
     result = result_of(1024, range(6))
+    result["lateness"] = [{"rank": rank, "step": step, "ns": MS} for rank in range(1024) for step in range(6)]
     page = to_html(result)
     assert "single steps are left out" in page
     assert len(page) < 1_000_000
@@ -305,10 +498,14 @@ def test_page_of_many_ranks_stays_small() -> None:
 @every_case
 def test_figures_are_reproducible(result: Result) -> None:
     """The same result gives the same SVG, whose text is text."""
-    for draw in (figures.waterfall, figures.ranks):
+    for draw, text in (
+        (figures.waterfall, "pipeline bubbles"),
+        (figures.ranks, "pipeline bubbles"),
+        (figures.heatmap, "ms that others waited"),
+    ):
         first, second = (figures.svg(draw(result)) for _ in range(2))
         assert first == second
-        assert "pipeline bubbles" in first
+        assert text in first
         assert "<dc:date>" not in first
     assert figures.png(figures.waterfall(result), dpi=30).startswith(b"\x89PNG")
 
@@ -317,9 +514,21 @@ def test_figure_draws_on_axes_it_is_given() -> None:
     """A notebook can place a figure in its own."""
     from matplotlib.figure import Figure
 
-    left, right = Figure().subplots(1, 2)
+    left, middle, right = Figure().subplots(1, 3)
     assert figures.waterfall(result_of(), left) is left
-    assert figures.ranks(result_of(), right) is right
+    assert figures.ranks(result_of(), middle) is middle
+    assert figures.heatmap(result_of(), right) is right
+
+
+@pytest.mark.parametrize(("count", "labels"), [(8, [f"rank {rank}" for rank in range(8)]), (300, ["rank 1"])])
+def test_heat_map_names_all_of_few_ranks_and_the_worst_of_many(count: int, labels: list[str]) -> None:
+    """A rank whose label would touch that of a worse one has none; cells of few ranks have their numbers."""
+    axes = figures.heatmap(result_of(count))
+    assert [label.get_text() for label in axes.get_yticklabels()] == labels
+    assert bool(axes.texts) == (count == 8)
+    (image,) = axes.images
+    assert np.asarray(image.get_array()).max() == pytest.approx(6 * 3 * count)  # ms: all that rank 1 caused
+    assert image.get_cmap().name == "cividis"
 
 
 def test_json_keeps_order_and_survives_bad_file_names() -> None:
@@ -340,6 +549,10 @@ def test_json_keeps_order_and_survives_bad_file_names() -> None:
         (formats.milliseconds(1_234_567), "1.235 ms"),
         (formats.quantity(1_234_000, "B"), "1.23 MB"),
         (formats.numbers([]), ""),
+        (formats.duration(99_960), "100 µs"),
+        (formats.duration(999_600), "1.0 ms"),
+        (formats.kernel_title("void <unnamed>::f<g>(h)"), "f"),
+        (formats.kernel_title("(lambda)"), "(lambda)"),
         (formats.numbers([7, 5, 6, 1]), "1, 5 to 7"),
         (formats.clean("a\u202eb\x00c"), "a\ufffdb\ufffdc"),
         (terminal.bar(0.5, 0.5001, 4), "  ▌ "),

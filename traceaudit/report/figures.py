@@ -2,6 +2,7 @@
 
 import io
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import matplotlib as mpl
@@ -13,7 +14,9 @@ from traceaudit.report.formats import milliseconds, percent
 from traceaudit.report.words import LEVEL_COLOUR, bucket_words
 
 MOST_BARS = 64  # ranks drawn as bars; more become a heat map
-MOST_COLUMNS = 256  # of the heat map; more ranks share a column
+MOST_COLUMNS = 256  # of a heat map; more ranks share a column (of lateness: a row)
+MOST_LABELLED_STEPS = 16  # of the lateness of few ranks; more leave no room for numbers
+WORST_LABELLED = 6  # of many ranks
 _INK, _FAINT = "#1B2430", "#8A94A0"
 
 
@@ -47,6 +50,41 @@ def ranks(result: rows.Result, ax: Axes | None = None) -> Axes:
     if len(rows.ranks(result)) > MOST_BARS:
         return _rank_heat(result, ax)
     return _rank_bars(result, ax)
+
+
+def heatmap(result: rows.Result, ax: Axes | None = None) -> Axes:
+    """Draw how long others waited for each rank in each step; of many ranks only the worst are named."""
+    late = rows.lateness(result)
+    few = len(late.ranks) <= MOST_BARS
+    size = 1 if few else math.ceil(len(late.ranks) / MOST_COLUMNS)
+    # The worst of the ranks that share a row, not their mean, in which one late rank would vanish.
+    heat = [
+        [max(column) / 1e6 for column in zip(*late.ns[first : first + size], strict=True)]
+        for first in range(0, len(late.ns), size)
+    ]
+    ax = ax or _new_axes(8.6, 1.2 + (0.27 * len(heat) if few else 4.2))
+    most = max((ms for row in heat for ms in row), default=0.0)
+    extent = (-0.5, len(late.steps) - 0.5, len(heat) * size - 0.5, -0.5)
+    image = ax.imshow(
+        heat, cmap="cividis", aspect="auto", vmin=0.0, vmax=most or 1.0, extent=extent, interpolation="nearest"
+    )
+    shown = len(late.steps) <= MOST_LABELLED_STEPS
+    if few and shown:
+        _number_cells(ax, heat, most)
+    places = range(len(late.ranks)) if few else _apart(late.worst_first, len(late.ranks) // 24)[:WORST_LABELLED]
+    ax.set_yticks(list(places), [f"rank {late.ranks[place]}" for place in places])
+    stride = math.ceil(len(late.steps) / MOST_LABELLED_STEPS)
+    ax.set_xticks(range(0, len(late.steps), stride), [str(step) for step in late.steps[::stride]])
+    shared = f"; a row is the worst of {size} ranks" if size > 1 else ""
+    ax.set_xlabel(f"step{shared}", fontsize=9, color=_INK)
+    ax.spines[:].set_color(_FAINT)
+    ax.tick_params(colors=_INK, length=0 if few else 3, labelsize=9)
+    slender = max(20.0, 1.3 * len(heat)) if few else 20.0  # so that the scale is as tall as the map
+    scale = ax.figure.colorbar(image, ax=ax, fraction=0.03, pad=0.015, aspect=slender)
+    scale.set_label("ms that others waited", fontsize=9, color=_INK)
+    scale.ax.tick_params(labelsize=8, colors=_INK)
+    scale.outline.set_edgecolor(_FAINT)
+    return ax
 
 
 def svg(drawn: Axes | Figure) -> str:
@@ -113,6 +151,23 @@ def _rank_heat(result: rows.Result, ax: Axes | None) -> Axes:
     scale.ax.tick_params(labelsize=8, colors=_INK)
     scale.outline.set_edgecolor(_FAINT)
     return ax
+
+
+def _number_cells(ax: Axes, heat: Sequence[Sequence[float]], most: float) -> None:
+    for place, row in enumerate(heat):
+        for column, ms in enumerate(row):
+            if ms >= 0.05:
+                ink = _INK if ms > 0.55 * most else "white"  # the lower half of cividis is dark
+                ax.text(column, place, f"{ms:,.1f}", ha="center", va="center", fontsize=8, color=ink)
+
+
+def _apart(places: Sequence[int], distance: int) -> list[int]:
+    """Return the places whose labels do not touch that of an earlier one."""
+    kept: list[int] = []
+    for place in places:
+        if all(abs(place - other) > distance for other in kept):
+            kept.append(place)
+    return kept
 
 
 def _share_axis(ax: Axes, label: str) -> None:

@@ -25,6 +25,37 @@ def milliseconds(ns: float, digits: int = 3) -> str:
     return f"{ns / 1e6:,.{digits}f} ms"
 
 
+def duration(ns: float) -> str:
+    """Write a duration in the unit that suits it, up to milliseconds.
+
+    >>> duration(659), duration(1_226), duration(910_463), duration(25_743_356)
+    ('659 ns', '1.2 µs', '910 µs', '25.7 ms')
+    """
+    if abs(ns) < 1e3:
+        return f"{ns:.0f} ns"
+    if abs(ns) < 99_950:
+        return f"{ns / 1e3:.1f} µs"
+    return f"{ns / 1e3:.0f} µs" if abs(ns) < 999_500 else milliseconds(ns, 1)
+
+
+def times(ratio: float) -> str:
+    """Write how many times as much something is.
+
+    >>> times(1.1291), times(12.0)
+    ('1.13x', '12.00x')
+    """
+    return f"{ratio:.2f}x"
+
+
+def bandwidth(gb_per_s: float) -> str:
+    """Write a rate in the unit of NCCL's tests.
+
+    >>> bandwidth(303.453), bandwidth(0.00004)
+    ('303.5 GB/s', '<0.1 GB/s')
+    """
+    return "<0.1 GB/s" if 0 < gb_per_s < 0.05 else f"{gb_per_s:,.1f} GB/s"
+
+
 def quantity(value: float, unit: str) -> str:
     """Write a value with a decimal prefix.
 
@@ -78,3 +109,16 @@ def clean(text: object, limit: int = 200) -> str:
     """
     printable = "".join(character if character.isprintable() else "\ufffd" for character in str(text))
     return printable if len(printable) <= limit else printable[: limit - 1] + "…"
+
+
+def kernel_title(name: object, limit: int = 26) -> str:
+    """Return what tells a kernel from others in a sentence: no namespaces, template arguments or parameters.
+
+    >>> kernel_title("void at::native::(anonymous namespace)::layer_norm_kernel<float, at::Half>(int, float*)")
+    'layer_norm_kernel'
+    >>> kernel_title("Memcpy DtoD (Device -> Device)"), kernel_title("sm90_gemm_bf16bf16", limit=12)
+    ('Memcpy DtoD', 'sm90_gemm_b…')
+    """
+    whole = str(name).removeprefix("void ").replace("(anonymous namespace)::", "").replace("<unnamed>::", "")
+    short = whole.split("<")[0].split("(")[0].split("::")[-1].strip()
+    return clean(short or whole, limit)

@@ -2,6 +2,7 @@
 
 import base64
 from dataclasses import dataclass
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -11,6 +12,8 @@ from traceaudit.report import figures, formats, json_file, rows, words
 
 MOST_KERNELS = 40
 MOST_RANKS, WORST_RANKS = 64, 40
+MOST_CULPRITS, MOST_PARTS, MOST_LINKS = 20, 12, 20
+LEAST_CULPRIT = 0.0005  # what would be written as less than 0.1 %
 MOST_REMARKS = 60
 LARGEST_DATA = 600_000  # characters of embedded JSON; above it, single steps stay out, so that a ticket takes the file
 
@@ -36,7 +39,13 @@ def to_html(result: rows.Result) -> str:
         undefined=StrictUndefined,
     )
     environment.filters.update(
-        percent=formats.percent, ms=formats.milliseconds, quantity=formats.quantity, plural=formats.plural
+        percent=formats.percent,
+        ms=formats.milliseconds,
+        duration=formats.duration,
+        quantity=formats.quantity,
+        bandwidth=formats.bandwidth,
+        times=formats.times,
+        plural=formats.plural,
     )
     everyone, kernels, quality = rows.ranks(result), rows.kernels(result), rows.quality(result)
     few = len(everyone) <= MOST_RANKS
@@ -57,6 +66,7 @@ def to_html(result: rows.Result) -> str:
         rank_picture=_rank_picture(result) if everyone else None,
         bucket_title=lambda bucket: rows.bucket_title(result, bucket),
         colour=lambda bucket: words.bucket_words(bucket).colour if bucket else words.LEVEL_COLOUR,
+        **_stragglers(result),
         collectives=rows.collectives(result),
         kernels=kernels[:MOST_KERNELS],
         kernel_count=len(kernels),
@@ -64,9 +74,27 @@ def to_html(result: rows.Result) -> str:
         quality=quality[:MOST_REMARKS],
         quality_count=len(quality),
         definitions=words.BUCKETS,
+        causes=words.CAUSES,
         has_steps=has_steps,
         data=Markup(data),  # noqa: S704  escaped for a script element by to_data_block
     )
+
+
+def _stragglers(result: rows.Result) -> dict[str, Any]:
+    """Return what the section on stragglers shows, if anything."""
+    culprits, links = rows.culprits(result), rows.slow_links(result)
+    lost, caused = rows.where_lost(result, MOST_PARTS), rows.caused_by(result, MOST_PARTS)
+    shown = [row for row in culprits if row.share >= LEAST_CULPRIT][:MOST_CULPRITS]
+    late = bool(rows.lateness(result).worst_first)
+    return {
+        "has_stragglers": bool(culprits or links or late),
+        "culprits": shown,
+        "culprits_left": culprits[len(shown) :],
+        "views": [("Where lost", "Rank", lost), ("Caused by", "Rank and cause", caused)] if culprits else [],
+        "late_picture": _late_picture(result) if late else None,
+        "slow_links": links[:MOST_LINKS],
+        "slow_link_count": len(links),
+    }
 
 
 def _data_block(result: rows.Result) -> tuple[str, bool]:
@@ -74,7 +102,8 @@ def _data_block(result: rows.Result) -> tuple[str, bool]:
     if len(data) <= LARGEST_DATA:
         return data, True
     ranks = [{name: value for name, value in entry.items() if name != "steps"} for entry in result.get("ranks", [])]
-    return json_file.to_data_block({**result, "ranks": ranks}), False
+    kept = {name: value for name, value in result.items() if name != "lateness"}
+    return json_file.to_data_block({**kept, "ranks": ranks}), False
 
 
 def _waterfall_picture(result: rows.Result) -> Picture:
@@ -85,6 +114,15 @@ def _waterfall_picture(result: rows.Result) -> Picture:
 
 def _rank_picture(result: rows.Result) -> Picture:
     return _picture(figures.ranks(result), "Share of each bucket in the time of each rank, as in the table below.")
+
+
+def _late_picture(result: rows.Result) -> Picture:
+    late = rows.lateness(result)
+    waits = [
+        f"rank {late.ranks[place]} {formats.milliseconds(sum(late.ns[place]), 1)}" for place in late.worst_first[:5]
+    ]
+    alt = f"Time that others waited for each rank, by step. In all steps, the longest first: {', '.join(waits)}."
+    return _picture(figures.heatmap(result), alt)
 
 
 def _picture(axes: Axes, alt: str) -> Picture:

@@ -2,16 +2,20 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from traceaudit.report.formats import clean, listed, milliseconds, numbers, percent, plural, quantity
-from traceaudit.report.words import BUCKETS, NOT_SPLIT, WHOLE_BUCKET_LEAVES, bucket_words, leaf_title
+from traceaudit.report import sentences
+from traceaudit.report.formats import clean, duration, listed, milliseconds, numbers, percent, plural, quantity
+from traceaudit.report.words import BUCKETS, NOT_SPLIT, WHOLE_BUCKET_LEAVES, bucket_words, cause_title, leaf_title
 
 Result: TypeAlias = Mapping[str, Any]
 
 NAMED_LOSS = 0.01  # the headline names up to three losses, and none smaller than this
+LEAST_PART = 0.005  # of the largest part: smaller ones share a row
+_CLOCKS = {"one_host": "shared by one host", "collective_ends": "aligned", "none": "not aligned"}
+NAMED_STRAGGLERS = 0.02  # stragglers from this share on are named by their culprit, if it caused half of the waits
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,60 @@ class RankRow:
     step_ns: float
     shares: dict[str, float]
     overlap: float | None  # share of its communication that compute hides
+    clock_offset_ns: int  # own time minus aligned time
+
+
+@dataclass(frozen=True)
+class CulpritRow:
+    """A rank and why it made others wait; times are means in a step, the waits in a step of any rank."""
+
+    rank: int
+    cause: str
+    title: str
+    caused_ns: int
+    caused_step_ns: float
+    share: float
+    mfu_points: float | None
+    own_step_ns: float  # the rank's own excess or pause over its peers
+    evidence: str
+
+
+@dataclass(frozen=True)
+class PartRow:
+    """A part of the straggler time: who lost it, or who caused it."""
+
+    title: str
+    ns: int
+    share: float
+    step_ns: float
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """How long others waited for each rank (rows) in each step (columns)."""
+
+    ranks: tuple[int, ...]
+    steps: tuple[int, ...]
+    ns: tuple[tuple[int, ...], ...]
+
+    @property
+    def worst_first(self) -> list[int]:
+        """The places of the ranks that anybody waited for, the longest wait first."""
+        sums = [sum(row) for row in self.ns]
+        return sorted((place for place, total in enumerate(sums) if total), key=lambda place: (-sums[place], place))
+
+
+@dataclass(frozen=True)
+class LinkRow:
+    """A group whose transfers of one kind and size took longer than those of its peers."""
+
+    group: str
+    kind: str
+    bytes: int
+    count: int
+    ratio: float
+    excess_ns: int
+    text: str  # the comparison in a line
 
 
 @dataclass(frozen=True)
@@ -67,6 +125,8 @@ class CollectiveRow:
     transfer_ns: int
     wait_ns: int
     exposed_ns: int
+    busbw_gbps: float | None  # where sizes and arrivals are known
+    transfer_estimate_ns: int | None  # where partners were not traced
 
 
 @dataclass(frozen=True)
@@ -107,7 +167,7 @@ def headline(result: Result) -> str:
     sentence = f"{number} on {_ranks_traced(job)}, {plural(len(job['steps']), 'step')}"
     bars = [row for row in waterfall(result) if not row.is_level]
     worst = [row for row in sorted(bars, key=lambda row: -row.share) if row.share >= NAMED_LOSS][:3]
-    losses = [_loss(row) for row in worst]
+    losses = [_loss(row, _main_culprit(result)) for row in worst]
     if losses:
         sentence += f": the largest {'losses are' if len(losses) > 1 else 'loss is'} {listed(losses)}"
     doubt = "" if is_reliable(result) else f"Attribution not reliable ({_doubt(result)}): "
@@ -200,14 +260,86 @@ def collectives(result: Result) -> list[CollectiveRow]:
     """Return the collectives by group and kind, the most exposed first."""
     rows = [
         CollectiveRow(
-            clean(entry["group"]),
-            clean(entry.get("dim") or ""),
-            clean(entry["kind"]).replace("_", " "),
-            *(int(entry.get(name) or 0) for name in ("count", "bytes", "transfer_ns", "wait_ns", "exposed_ns")),
+            group=clean(entry["group"]),
+            dim=clean(entry.get("dim") or ""),
+            kind=clean(entry["kind"]).replace("_", " "),
+            count=entry.get("count") or 0,
+            bytes=entry.get("bytes") or 0,
+            transfer_ns=entry.get("transfer_ns") or 0,
+            wait_ns=entry.get("wait_ns") or 0,
+            exposed_ns=entry.get("exposed_ns") or 0,
+            busbw_gbps=entry.get("busbw_gbps"),
+            transfer_estimate_ns=entry.get("transfer_estimate_ns"),
         )
         for entry in result.get("collectives", [])
     ]
     return sorted(rows, key=lambda row: -row.exposed_ns)
+
+
+def culprits(result: Result) -> list[CulpritRow]:
+    """Return who made others wait and why, the most expensive first."""
+    windows, all_steps = _window_count(result), len(result["job"]["steps"])
+    own_steps = {entry["rank"]: len(entry.get("steps", [])) for entry in result.get("ranks", [])}
+    rows = []
+    for entry in result.get("stragglers", []):
+        steps = max(1, own_steps.get(entry["rank"]) or all_steps)
+        rows.append(
+            CulpritRow(
+                entry["rank"],
+                entry["cause"],
+                clean(cause_title(entry["cause"]), 40),
+                entry["caused_ns"],
+                entry["caused_ns"] / windows,
+                entry["share"],
+                entry.get("mfu_points"),
+                (entry.get("own_ns") or 0) / steps,
+                sentences.evidence(entry, steps),
+            )
+        )
+    return sorted(rows, key=lambda row: -row.caused_ns)
+
+
+def where_lost(result: Result, limit: int) -> list[PartRow]:
+    """Return the straggler time by the rank that lost it, largest first; the tiny and those beyond the limit in one."""
+    lost = [(f"rank {entry['rank']}", entry["buckets"].get("straggler", 0)) for entry in result.get("ranks", [])]
+    return _parts(result, lost, limit, "other rank")
+
+
+def caused_by(result: Result, limit: int) -> list[PartRow]:
+    """Return the same time by who caused it and how, largest first; the tiny and those beyond the limit in one row.
+
+    What a slow GPU took longer itself is no wait of others: it has its own row, so that both views have one total.
+    """
+    caused = [(f"rank {row.rank}: {row.title}", row.caused_ns) for row in culprits(result)]
+    return _parts(result, [*caused, ("slow GPUs: own excess", _slow_gpu_ns(result))], limit, "other cause")
+
+
+def lateness(result: Result) -> Lateness:
+    """Return how long others waited for each traced rank in each step, whoever caused it."""
+    found: dict[tuple[int, int], int] = defaultdict(int)
+    for entry in result.get("lateness", []):
+        found[entry["rank"], entry["step"]] += entry["ns"]
+    everyone = sorted({entry["rank"] for entry in result.get("ranks", [])} | {rank for rank, _ in found})
+    steps = sorted(set(result["job"]["steps"]) | {step for _, step in found})
+    ns = tuple(tuple(found.get((rank, step), 0) for step in steps) for rank in everyone)
+    return Lateness(tuple(everyone), tuple(steps), ns)
+
+
+def slow_links(result: Result) -> list[LinkRow]:
+    """Return the slow links, the one that cost most first."""
+    rows = [
+        LinkRow(
+            clean(entry["group"]),
+            clean(entry["kind"]).replace("_", " "),
+            entry["bytes"],
+            entry["count"],
+            entry["ratio"],
+            entry["excess_ns"],
+            sentences.link(entry),
+        )
+        for entry in result.get("slow_links", [])
+    ]
+    return sorted(rows, key=lambda row: -row.excess_ns)
 
 
 def kernels(result: Result) -> list[KernelRow]:
@@ -235,6 +367,11 @@ def facts(result: Result) -> list[Fact]:
     overlap = _overlap(job)
     if overlap is not None:
         found.append(Fact("Overlap", percent(overlap), "of communication runs under compute"))
+    clock = result.get("clock", {})
+    if sentences.clock(clock, job["ranks_traced"]):
+        value = _CLOCKS.get(clock["method"]) or sentences.clock_method(clock)
+        p95 = f"collectives end within {duration(clock['residual_p95_ns'])} (p95)" if clock.get("evidence") else ""
+        found.append(Fact("Clocks", value, p95))
     return found
 
 
@@ -283,6 +420,12 @@ def _warnings(result: Result) -> Iterator[str]:
         yield f"{plural(about['dropped_events'], 'event')} dropped"
     if about.get("repaired_files"):
         yield f"damaged and repaired: {', '.join(map(str, about['repaired_files']))}"
+    if apart := sentences.not_aligned(result.get("clock", {})):
+        yield apart
+    if not _clocks_compare(result) and (
+        clock := sentences.clock(result.get("clock", {}), result["job"]["ranks_traced"])
+    ):
+        yield clock
 
 
 def _notes(result: Result) -> Iterator[str]:
@@ -299,8 +442,10 @@ def _notes(result: Result) -> Iterator[str]:
         where = f" on {'rank' if len(known) == 1 else 'ranks'} {numbers(known)}" if known else ""
         yield f"step {step} left out{where}: {reason}"
     yield from about.get("notes", [])
-    if note := result.get("clock", {}).get("note"):
-        yield f"clocks: {note}"
+    for reason, count in about.get("unmatched_communications", {}).items():
+        yield f"{plural(count, 'communication')} not matched between ranks: {reason}"
+    if _clocks_compare(result) and (clock := sentences.clock(result.get("clock", {}), job["ranks_traced"])):
+        yield clock
 
 
 def _doubt(result: Result) -> str:
@@ -308,7 +453,39 @@ def _doubt(result: Result) -> str:
     return f"{percent(share)} of the time is unattributed" if share >= NAMED_LOSS else "see the warnings"
 
 
-def _loss(row: WaterfallRow) -> str:
+def _clocks_compare(result: Result) -> bool:
+    return str(result.get("clock", {}).get("method", "none")) != "none"
+
+
+def _main_culprit(result: Result) -> CulpritRow | None:
+    """Return the culprit that makes up most of the stragglers, if one does."""
+    found = culprits(result)
+    lost = result["job"]["buckets"].get("straggler", 0)
+    if not found or lost < NAMED_STRAGGLERS * result["job"]["window_ns"]:
+        return None
+    # The own excess of slow GPUs belongs to the slow GPU, and speaks against any other culprit.
+    whole = lost - (_slow_gpu_ns(result) if found[0].cause == "slow_gpu" else 0)
+    return found[0] if 2 * found[0].caused_ns >= whole else None
+
+
+def _slow_gpu_ns(result: Result) -> int:
+    leaves = result["job"].get("leaves", [])
+    return sum(entry["ns"] for entry in leaves if (entry["bucket"], entry["leaf"]) == ("straggler", "slow_gpu"))
+
+
+def _parts(result: Result, parts: Sequence[tuple[str, int]], limit: int, noun: str) -> list[PartRow]:
+    window, windows = max(1, result["job"]["window_ns"]), _window_count(result)
+    ordered = sorted(((title, ns) for title, ns in parts if ns), key=lambda part: -part[1])
+    shown = sum(ns >= LEAST_PART * ordered[0][1] for _, ns in ordered)
+    shown = shown if shown <= limit else limit - 1
+    if rest := ordered[shown:]:
+        ordered = [*ordered[:shown], (plural(len(rest), noun), sum(ns for _, ns in rest))]
+    return [PartRow(title, ns, ns / window, ns / windows) for title, ns in ordered]
+
+
+def _loss(row: WaterfallRow, culprit: CulpritRow | None) -> str:
+    if row.bucket == "straggler" and culprit:
+        return f"{row.title} ({percent(row.share)}, mostly rank {culprit.rank}: {culprit.title})"
     first = row.leaves[0] if row.leaves else None
     mostly = f", mostly {first.title}" if first and len(row.leaves) > 1 and first.share >= row.share / 2 else ""
     return f"{row.title} ({percent(row.share)}{mostly})"
@@ -325,6 +502,7 @@ def _rank(entry: Mapping[str, Any]) -> RankRow:
         window / max(1, len(entry.get("steps", []))),
         {bucket: ns / window if window else 0.0 for bucket, ns in entry["buckets"].items()},
         _overlap(entry),
+        entry.get("clock_offset_ns") or 0,
     )
 
 

@@ -1,6 +1,6 @@
 """The report as text: plain when piped, coloured on a terminal, never wider than the console."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -10,16 +10,26 @@ from traceaudit.report import rows
 from traceaudit.report.formats import milliseconds, percent
 from traceaudit.report.words import bucket_words
 
-LEAST_LEAF = 0.001  # smaller causes are left to the other reports
+LEAST_CAUSE = 0.005  # smaller leaves and culprits are left to the other reports
+MOST_LEAVES = 3  # of a bucket
 MOST_RANKS, WORST_RANKS = 16, 8
+MOST_CULPRITS, MOST_LINKS = 5, 3
 MOST_REMARKS = 12
+_SAID_ELSEWHERE = ("Traced", "Clocks")  # in the headline and among the remarks
 _SHORTEST_BAR, _LONGEST_BAR = 10, 48  # cells; where there is less room there are no bars
-_IN_ASCII = str.maketrans({"·": "*", "…": "~", "\u00d7": "x", "\u2212": "-", "\u2013": "-"})
+_IN_ASCII = str.maketrans({"·": "*", "…": "~", "µ": "u", "\u00d7": "x", "\u2212": "-", "\u2013": "-"})
 
 
 def print_report(result: rows.Result, console: Console) -> None:
     """Print the report on a console; file and kernel names in it are text, whatever markup they hold."""
-    parts = [_head(result), _waterfall(result, console), _ranks(result), _model(result), _quality(result)]
+    parts = [
+        _head(result),
+        _waterfall(result, console),
+        _ranks(result),
+        _culprits(result, console),
+        _model(result),
+        _quality(result),
+    ]
     for number, part in enumerate(part for part in parts if part):
         for line in part if number == 0 else [Text(""), *part]:
             for fitting in _wrapped(_encodable(line, console.encoding), console):
@@ -45,13 +55,13 @@ def bar(start: float, end: float, cells: int, ascii_only: bool = False) -> str:
 
 
 def _head(result: rows.Result) -> list[Text]:
-    facts = " | ".join(f"{fact.name}: {fact.value}" for fact in rows.facts(result) if fact.name != "Traced")
+    facts = " | ".join(f"{fact.name}: {fact.value}" for fact in rows.facts(result) if fact.name not in _SAID_ELSEWHERE)
     return [Text(rows.headline(result), "bold" if rows.is_reliable(result) else "bold red"), Text(facts, "dim")]
 
 
 def _waterfall(result: rows.Result, console: Console) -> list[Text]:
     bars = rows.waterfall(result)
-    shown = {row.row: [leaf for leaf in row.leaves if abs(leaf.share) >= LEAST_LEAF] for row in bars}
+    shown = {row.row: [leaf for leaf in row.leaves if leaf.share >= LEAST_CAUSE][:MOST_LEAVES] for row in bars}
     titles = [row.title for row in bars] + [f"  {leaf.title}" for row in bars for leaf in shown[row.row]]
     label = max(map(len, titles))
     times = [milliseconds(row.step_ns) for row in bars]
@@ -96,8 +106,49 @@ def _ranks(result: rows.Result) -> list[Text]:
     return lines
 
 
+def _culprits(result: rows.Result, console: Console) -> list[Text]:
+    found, links = rows.culprits(result), rows.slow_links(result)
+    shown = [row for row in found if row.share >= LEAST_CAUSE][:MOST_CULPRITS]
+    lines = []
+    if shown:
+        lines.append(_heading("Who made the others wait", "waits caused, ms a step of a rank"))
+        lines += _culprit_lines(shown, console.width)
+        rest = found[len(shown) :]
+        if rest:
+            lines.append(_line(f"… {len(rest):,} more, {percent(sum(row.share for row in rest))} together", "dim"))
+    elif links:
+        lines.append(_heading("Slow links"))
+    if not any(row.cause == "slow_link" and row.evidence for row in shown):  # else the evidence has them
+        lines += [
+            Text(f"  slow link: {link.text}, {milliseconds(link.excess_ns, 1)} in all") for link in links[:MOST_LINKS]
+        ]
+    return lines
+
+
+def _culprit_lines(shown: Sequence[rows.CulpritRow], width: int) -> Iterator[Text]:
+    """Yield a table whose evidence stands beside the numbers if all of it fits there, else below them."""
+    has_points = any(row.mfu_points is not None for row in shown)
+    table = [["rank", "cause", "ms a step", "share", *(["MFU points"] if has_points else [])]]
+    for row in shown:
+        points = ["" if row.mfu_points is None else f"{row.mfu_points:+.1f}"] if has_points else []
+        time = milliseconds(row.caused_step_ns).removesuffix(" ms")
+        table.append([str(row.rank), row.title, time, percent(row.share), *points])
+    head, *numbers = _aligned(table, texts={1})
+    fits = all(cell_len(f"{text}  {row.evidence}") <= width for text, row in zip(numbers, shown, strict=True))
+    yield _line(head, "dim")
+    for text, row in zip(numbers, shown, strict=True):
+        line = _line(text)
+        yield line.append(f"  {row.evidence}", "dim") if fits and row.evidence else line
+        if row.evidence and not fits:
+            yield Text("      ").append(row.evidence, "dim")
+
+
 def _model(result: rows.Result) -> list[Text]:
-    facts = [f"{fact.name}: {fact.value}" + (f" ({fact.source})" if fact.source else "") for fact in rows.model(result)]
+    # Of a source that lists where the table has its figure, the kind will do; the other reports have it whole.
+    facts = [
+        f"{fact.name}: {fact.value}" + (f" ({fact.source.split(': ')[0]})" if fact.source else "")
+        for fact in rows.model(result)
+    ]
     title = "How MFU was got" if result["job"]["mfu"] is not None else "Why there is no MFU"
     return [_line(title, "bold"), Text("  " + " | ".join(facts))] if facts else []
 
@@ -125,10 +176,15 @@ def _line(text: str, style: str = "") -> Text:
     return Text(no_wrap=True, overflow="crop").append(text, style)
 
 
-def _aligned(table: Sequence[Sequence[str]]) -> Iterator[str]:
+def _aligned(table: Sequence[Sequence[str]], texts: Container[int] = ()) -> Iterator[str]:
+    """Yield the rows with their cells to the right, those of `texts` to the left."""
     widths = [max(cell_len(row[column]) for row in table if column < len(row)) for column in range(len(table[0]))]
     for row in table:
-        cells = [" " * (width - cell_len(cell)) + cell for cell, width in zip(row, widths, strict=False)]
+        blanks = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=False)]
+        cells = [
+            cell + blank if column in texts else blank + cell
+            for column, (cell, blank) in enumerate(zip(row, blanks, strict=False))
+        ]
         yield "  ".join(cells + list(row[len(widths) :]))
 
 

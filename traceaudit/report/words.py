@@ -1,4 +1,4 @@
-"""The one table of what each bucket and leaf is called, means and looks like, in every report."""
+"""The one table of what each bucket, leaf and cause is called, means and looks like, in every report."""
 
 from dataclasses import dataclass, field
 
@@ -101,12 +101,14 @@ BUCKETS: dict[str, Bucket] = {
         "#D55E00",
         "Ranks waited for a rank that came late to a collective, or a rank was slower than its peers.",
         {
-            "late_rank": Leaf("waiting for a late rank", "Inside a collective that the last rank had not reached."),
-            "slow_gpu": Leaf("slow GPU", "Kernels that took longer on this GPU than on its peers."),
-            "data_imbalance": Leaf("data imbalance", "Waiting because some micro-batches hold more work."),
-            "host_caused": Leaf("caused by a host", "Waiting for a rank whose host was late."),
-            "slow_link": Leaf("slow link", "Waiting for transfers that are slower than those of peer groups."),
-            "jitter": Leaf("jitter", "Waiting with no excess of work on the rank waited for."),
+            "late_rank": Leaf(
+                "waiting for a late rank", "Waiting for a rank whose kernels were slower, or for no known reason."
+            ),
+            "slow_gpu": Leaf("slow GPU", "What the kernels of a slow GPU took longer than the same on its peers."),
+            "data_imbalance": Leaf("data imbalance", "Waiting for a rank that had more work."),
+            "host_caused": Leaf("caused by a host", "Waiting for a rank whose host paused or was late."),
+            "slow_link": Leaf("slow link", "Waiting for a rank whose transfers were slower than those of its peers."),
+            "jitter": Leaf("jitter", "Waiting for a rank that did nothing more than the one that waited."),
         },
     ),
     "host_gap": Bucket(
@@ -143,6 +145,17 @@ BUCKETS: dict[str, Bucket] = {
     ),
 }
 
+CAUSES: dict[str, Leaf] = {  # why a rank made others wait
+    "slow_gpu": Leaf("slow GPU", "Its kernels took longer throughout than the same kernels did on its peers."),
+    "slow_kernels": Leaf("slow kernels", "Some of its kernels took longer than the same kernels did on its peers."),
+    "more_work": Leaf("more work", "It had more to compute than its peers, because data or stages are unequal."),
+    "host_pause": Leaf("host pause", "Its host paused, or launched its work late."),
+    "slow_link": Leaf("slow link", "Its transfers took longer than those of its peers."),
+    "pipeline": Leaf("pipeline", "It waited inside the pipeline, whose waits are not divided."),
+    "jitter": Leaf("jitter", "It did nothing more than the ranks that waited."),
+    "unknown": Leaf("unknown", "It was late, and the trace does not say why."),
+}
+
 NOT_SPLIT = "compute, not split"
 LEVEL_COLOUR = "#DDE3EA"  # the bar of 100 %, which is no bucket
 WHOLE_BUCKET_LEAVES = {"model_flops", "not_split"}  # leaves that only repeat their bucket
@@ -157,6 +170,12 @@ def leaf_title(bucket: str, leaf: str) -> str:
     """Return the title of a leaf of a bucket, or its own name when it is not in the table."""
     known = bucket_words(bucket).leaves.get(leaf)
     return known.title if known else _spoken(leaf)
+
+
+def cause_title(cause: str) -> str:
+    """Return the title of a cause of waits, or its own name when it is not in the table."""
+    known = CAUSES.get(cause)
+    return known.title if known else _spoken(cause)
 
 
 def _spoken(name: str) -> str:
