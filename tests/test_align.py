@@ -20,7 +20,7 @@ from traceaudit.steps import Selection
 Directory = Callable[[str], Path]
 
 
-def evidence(ends: np.ndarray, offsets: np.ndarray) -> pd.DataFrame:  # type: ignore[type-arg]
+def evidence(ends: np.ndarray, offsets: np.ndarray) -> pd.DataFrame:
     """Return ends of collectives (rows) on hosts (columns), each on its own clock; NaN where a host takes no part."""
     rows = [
         (instance, host, ends[instance] + offsets[instance, host])

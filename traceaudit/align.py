@@ -245,7 +245,7 @@ def _drifts(instance: npt.NDArray[np.intp], host: Array, residual: Floats, momen
         left = np.median(np.abs(straight - intercept))
         if abs(slope) < STEEPEST_DRIFT and left * gain < np.median(np.abs(residual[own])):
             lines[number] = intercept, slope
-    return lines - lines[0]
+    return np.asarray(lines - lines[0], np.float64)
 
 
 def _slope(when: Floats, value: Floats) -> float:
@@ -260,7 +260,7 @@ def _slope(when: Floats, value: Floats) -> float:
 def _corrected(evidence: pd.DataFrame, offset: Floats, own: dict[int, float]) -> Floats:
     """Return ends on the aligned clock, from the epoch."""
     host, end = evidence["host"].to_numpy(dtype=np.int64), evidence["end"].to_numpy(dtype=np.float64)
-    extra = pd.Series(own, dtype=np.float64).reindex(evidence["rank"]).fillna(0.0).to_numpy()
+    extra = np.asarray(pd.Series(own, dtype=np.float64).reindex(evidence["rank"]).fillna(0.0), np.float64)
     return np.asarray(end - offset[host, 0] - offset[host, 1] * end - extra)
 
 

@@ -66,6 +66,11 @@ class Audit:
         return pd.DataFrame(self.result["collectives"])
 
     @property
+    def stragglers(self) -> pd.DataFrame:
+        """Who made others wait: ``rank, cause, caused_ns, own_ns, share, mfu_points, evidence``."""
+        return pd.DataFrame(self.result["stragglers"])
+
+    @property
     def headline(self) -> str:
         """The result in one sentence."""
         from traceaudit.report.rows import headline
@@ -77,6 +82,12 @@ class Audit:
         from traceaudit.report.figures import waterfall
 
         return waterfall(self.result, ax)
+
+    def heatmap(self, ax: "Axes | None" = None) -> "Axes":
+        """Draw how long others waited for each rank in each step; returns the Axes."""
+        from traceaudit.report.figures import heatmap
+
+        return heatmap(self.result, ax)
 
     def to_json(self, path: str | Path, *, force: bool = False) -> None:
         """Write ``result.json``.

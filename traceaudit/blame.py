@@ -24,6 +24,7 @@ Floats = npt.NDArray[np.float64]
 SYNCHRONISING = ENDING_TOGETHER | {"all_to_all"}
 TRANSFER, PIPELINE = Leaf.SLOW_LINK, Leaf.UNDIVIDED  # classes of exposed communication beside `CLASSES`
 COLUMNS = (*CLASSES, TRANSFER, PIPELINE)
+EXPLAINED = 0.5  # an excess below this share of the wait explains twice itself, and the rest is jitter
 WAIT_LEAVES = (Leaf.LATE_RANK, Leaf.DATA_IMBALANCE, Leaf.HOST_CAUSED, Leaf.SLOW_LINK, Leaf.JITTER)
 
 
@@ -86,7 +87,7 @@ def blame(
     mix = _mixtures(peers)
     shares = np.zeros((len(table), len(WAIT_LEAVES)))
     for delay in delays:
-        _resolve(delay, shares, mix)
+        _resolve(delay, wait, shares, mix)
     return Blame(shares, _costs(delays, wait))
 
 
@@ -167,7 +168,7 @@ class _Waits:
 
 
 class _Synchronisations:
-    """Finds the last instance before another in which all of its ranks took part."""
+    """Finds the last instance that ended before another's last arrival, in which all of its ranks took part."""
 
     def __init__(self, table: pd.DataFrame, matching: Matching, arrivals: Arrivals) -> None:
         usable = (matching.instance >= 0) & table["kind"].isin(SYNCHRONISING).to_numpy()
@@ -177,20 +178,21 @@ class _Synchronisations:
                 "members": list(table.loc[usable, "members"]),
                 "ranks": table.loc[usable, "rank"].to_numpy(),
                 "arrival": arrivals.aligned_ns[usable],
+                "end": arrivals.aligned_ns[usable] + (table["end_ns"] - table["start_ns"]).to_numpy()[usable],
             }
         )
         traced = set(table["rank"].unique().tolist())
-        sums = frame.groupby("instance").agg(present=("ranks", "nunique"), last=("arrival", "max"))
+        sums = frame.groupby("instance").agg(present=("ranks", "nunique"), last=("arrival", "max"), end=("end", "max"))
         members = frame.drop_duplicates("instance").set_index("instance")["members"].reindex(sums.index)
         self._arrival: dict[int, int] = {}
         self._group: dict[int, tuple[int, ...]] = {}
         complete: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-        for number, present, last, ranks in zip(
-            sums.index.to_numpy(), sums["present"], sums["last"], members, strict=True
+        for number, present, last, end, ranks in zip(
+            sums.index.to_numpy(), sums["present"], sums["last"], sums["end"], members, strict=True
         ):
             self._arrival[int(number)], self._group[int(number)] = int(last), ranks
             if present == len(traced.intersection(ranks)):
-                complete.setdefault(ranks, []).append((int(last), int(number)))
+                complete.setdefault(ranks, []).append((int(end), int(number)))
         self._by_group = {ranks: np.array(sorted(found), np.int64) for ranks, found in complete.items()}
         self._wider: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
 
@@ -202,7 +204,9 @@ class _Synchronisations:
         best: tuple[int, int] | None = None
         for group in self._around(members):
             found = self._by_group[group]
-            slot = int(np.searchsorted(found[:, 0], self._arrival[instance], side="left")) - 1
+            slot = int(np.searchsorted(found[:, 0], self._arrival[instance], side="right")) - 1
+            while slot >= 0 and found[slot, 1] == instance:
+                slot -= 1
             if slot >= 0 and (best is None or found[slot, 0] > best[0]):
                 best = int(found[slot, 0]), int(found[slot, 1])
         return best[1] if best else None
@@ -234,7 +238,7 @@ def _leaf_of(cls: Leaf) -> Leaf:
     return Leaf.HOST_CAUSED if cls.bucket in (Bucket.HOST_GAP, Bucket.UNATTRIBUTED) else Leaf.LATE_RANK
 
 
-def _resolve(delay: _Delay, shares: Floats, mix: Mapping[int, Floats]) -> None:
+def _resolve(delay: _Delay, wait: Array, shares: Floats, mix: Mapping[int, Floats]) -> None:
     """Set the shares of one instance's waits; those that the culprit inherited are set already."""
     by_class = np.zeros((len(COLUMNS), len(WAIT_LEAVES)))
     for index, cls in enumerate(COLUMNS):
@@ -242,10 +246,17 @@ def _resolve(delay: _Delay, shares: Floats, mix: Mapping[int, Floats]) -> None:
             by_class[index] = mix.get(delay.culprit, np.eye(len(WAIT_LEAVES))[0])
         else:
             by_class[index, WAIT_LEAVES.index(_leaf_of(cls))] = 1.0
-    found = delay.excess @ by_class + delay.inherited_ns @ shares[delay.inherited]
+    rate, unexplained = _rates(delay, wait[delay.rows].astype(np.float64))
+    found = rate[:, None] * (delay.excess @ by_class + delay.inherited_ns @ shares[delay.inherited])
+    found[:, WAIT_LEAVES.index(Leaf.JITTER)] += unexplained
+    shares[delay.rows] = found / found.sum(axis=1, keepdims=True)
+
+
+def _rates(delay: _Delay, wait: Floats) -> tuple[Floats, Floats]:
+    """Return by waiting rank the factor from excess to wait, and the part of the wait that no excess explains."""
     total = delay.excess.sum(axis=1) + delay.inherited_ns.sum()
-    jitter = np.eye(len(WAIT_LEAVES))[WAIT_LEAVES.index(Leaf.JITTER)]
-    shares[delay.rows] = np.where(total[:, None] > 0, found / np.maximum(total, 1)[:, None], jitter)
+    rate = np.minimum(wait / np.maximum(total, 1.0), 1 / EXPLAINED) * (total > 0)
+    return rate, np.maximum(wait - rate * total, 0.0)
 
 
 def _costs(delays: Sequence[_Delay], wait: Array) -> pd.DataFrame:
@@ -253,14 +264,14 @@ def _costs(delays: Sequence[_Delay], wait: Array) -> pd.DataFrame:
     burden = wait.astype(np.float64)
     costs: dict[tuple[int, int], float] = {}
     for delay in reversed(delays):
-        own = burden[delay.rows]
-        total = delay.excess.sum(axis=1) + delay.inherited_ns.sum()
-        explained = total > 0
-        rate = np.where(explained, own / np.maximum(total, 1), 0.0)
+        own_wait = wait[delay.rows].astype(np.float64)
+        weight = burden[delay.rows] / own_wait  # what it carries for others comes on top, in the same proportions
+        rate, unexplained_ns = _rates(delay, own_wait)
+        rate = rate * weight
         for cls, ns in zip(COLUMNS, rate @ delay.excess, strict=True):
             if ns > 0:
                 costs[delay.culprit, int(cls)] = costs.get((delay.culprit, int(cls)), 0.0) + float(ns)
-        unexplained = float(own[~explained].sum())
+        unexplained = float((unexplained_ns * weight).sum())
         if unexplained > 0:
             key = delay.culprit, int(Leaf.JITTER)
             costs[key] = costs.get(key, 0.0) + unexplained

@@ -45,15 +45,17 @@ def match(table: pd.DataFrame) -> Matching:
     size = len(table)
     if not size:
         return Matching(np.empty(0, np.int64), np.empty(0, np.bool_), {})
+    anonymous = ((table["kind"] == "send_recv") & (table["direction"] == "")).to_numpy()  # partners not recorded
     label = np.full(size, -1, np.int64)  # position in the reference sequence of its group, or sequence number
     group = pd.factorize(pd.Series(list(table["members"]), dtype=object))[0].astype(np.int64)
     group = group * 2 + (table["kind"] == "send_recv").to_numpy()
     numbered = table["seq"].to_numpy() >= 0
     label[numbered] = _by_number(table[numbered], group[numbered])
+    label[anonymous] = -1
     columns = _Columns(table, ~numbered)
-    for rows in _groups(group, np.flatnonzero(~numbered)):
+    for rows in _groups(group, np.flatnonzero(~numbered & ~anonymous)):
         label[rows] = _by_order(columns, rows)
-    return _instances(table, group * 2 + numbered, label)
+    return _instances(table, group * 2 + numbered, label, anonymous)
 
 
 def _groups(group: Array, rows: npt.NDArray[np.intp]) -> list[npt.NDArray[np.intp]]:
@@ -202,7 +204,7 @@ def _alike(columns: _Columns, own: npt.NDArray[np.intp], other: npt.NDArray[np.i
     return np.asarray(kinds & sizes)
 
 
-def _instances(table: pd.DataFrame, group: Array, label: Array) -> Matching:
+def _instances(table: pd.DataFrame, group: Array, label: Array, anonymous: npt.NDArray[np.bool_]) -> Matching:
     placed = label >= 0
     keys = pd.DataFrame({"group": group, "label": label})
     instance = np.where(placed, np.asarray(keys.groupby(["group", "label"]).ngroup(), np.int64), -1)
@@ -214,7 +216,8 @@ def _instances(table: pd.DataFrame, group: Array, label: Array) -> Matching:
     reasons = {
         "partners not traced": alone & ~partners,
         "not recorded by the partners": alone & partners,
-        "no agreement with the partners' order": ~placed,
+        "point-to-point without recorded partners": anonymous,
+        "no agreement with the partners' order": ~placed & ~anonymous,
     }
     instance = np.where(alone, -1, instance)
     return Matching(

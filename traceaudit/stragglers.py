@@ -14,6 +14,7 @@ from traceaudit.links import SlowLink, slow_links
 from traceaudit.peers import Peers
 
 SHOWN_LINKS = 3
+EXPLAINED = 0.2  # share of the waits for a rank's compute that its slower kernels or its further work must amount to
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class Culprit:
 
     Attributes:
         rank: who.
-        cause: ``slow_gpu, slow_kernels, more_work, host_pause, slow_link, pipeline, jitter`` or ``unknown``.
+        cause: ``slow_gpu, slow_kernels, more_work, launch_order, host_pause, slow_link, pipeline, jitter`` or
+            ``unknown``.
         caused_ns: waits of other ranks.
         own_ns: the rank's own excess or pause over its peers; 0 where there is none to name.
         evidence: kernels with their ratios, the host's leaf, or the link.
@@ -40,9 +42,12 @@ def culprits(job: Job, attribution: Attribution) -> list[Culprit]:
     costs = attribution.blame.costs
     links = slow_links(attribution.carried)
     groups: dict[tuple[int, str], dict[Leaf, int]] = {}
+    computed = costs[costs["cls"].isin((Leaf.NOT_SPLIT, Leaf.KERNELS))].groupby("rank")["ns"].sum()
+    waiting = max(len(job.accounts) - 1, 1)
+    per_rank = {int(rank): int(ns) / waiting for rank, ns in zip(computed.index.to_numpy(), computed, strict=True)}
     for number, cls, ns in zip(costs["rank"], costs["cls"], costs["ns"], strict=True):
         rank, leaf = _origin(int(number), Leaf(int(cls)), job)
-        by_leaf = groups.setdefault((rank, _cause(rank, leaf, job.peers)), {})
+        by_leaf = groups.setdefault((rank, _cause(rank, leaf, job.peers, per_rank.get(rank, 0.0))), {})
         by_leaf[leaf] = by_leaf.get(leaf, 0) + int(ns)
     found = [
         _culprit(rank, cause, by_leaf, job, attribution, links)
@@ -76,9 +81,16 @@ def _awaited_in_pipeline(rank: int, job: Job) -> int | None:
     return int(ranks[np.argmax(np.bincount(inverse, waits[others]))])
 
 
-def _cause(rank: int, cls: Leaf, peers: Peers) -> str:
+def _cause(rank: int, cls: Leaf, peers: Peers, waited_ns: float) -> str:
+    """Return the name of a cause; `waited_ns` is what each other rank waited for the rank's compute, on average.
+
+    Compute that made others wait, but is neither slower nor more than theirs, only ran before the communication that
+    they began before it.
+    """
     if cls in (Leaf.NOT_SPLIT, Leaf.KERNELS):
         own = peers.work.get(rank)
+        if own is not None and own.excess_ns + own.more_ns < EXPLAINED * waited_ns:
+            return "launch_order"
         if own is not None and own.more_ns > own.excess_ns:
             return "more_work"
         return "slow_gpu" if own is not None and own.slow_gpu else "slow_kernels"

@@ -25,6 +25,8 @@ def evidence(culprit: Mapping[str, Any], steps: int) -> str:
             ]
         case "slow_kernels":
             parts = [f"{duration(own)} slower{within}" if own else "", _kernels(found)]
+        case "launch_order":
+            parts = ["it computed first what the others computed after their communication began"]
         case "more_work":
             parts = [f"{duration(own)} more kernel time than its peers{within}" if own else ""]
         case "host_pause":

@@ -149,6 +149,7 @@ CAUSES: dict[str, Leaf] = {  # why a rank made others wait
     "slow_gpu": Leaf("slow GPU", "Its kernels took longer throughout than the same kernels did on its peers."),
     "slow_kernels": Leaf("slow kernels", "Some of its kernels took longer than the same kernels did on its peers."),
     "more_work": Leaf("more work", "It had more to compute than its peers, because data or stages are unequal."),
+    "launch_order": Leaf("launch order", "It computed first what the others computed after they began to communicate."),
     "host_pause": Leaf("host pause", "Its host paused, or launched its work late."),
     "slow_link": Leaf("slow link", "Its transfers took longer than those of its peers."),
     "pipeline": Leaf("pipeline", "It waited inside the pipeline, whose waits are not divided."),
