@@ -16,11 +16,26 @@ from traceaudit.errors import TraceAuditError
 from traceaudit.simulate import SCENARIOS, Layout, play, simulate, truth, write_trace
 from traceaudit.simulate.big_job import BigJob, big_job
 from traceaudit.simulate.communication import SEND_STREAM
-from traceaudit.simulate.job import Clock, Collective, Group, Job, Node, RankProgram, Recv, StartProfiler, Step, Wait
+from traceaudit.simulate.job import (
+    Clock,
+    Collective,
+    Enter,
+    Group,
+    Job,
+    Node,
+    RankProgram,
+    Recv,
+    Send,
+    StartProfiler,
+    Step,
+    Task,
+    Wait,
+)
 from traceaudit.simulate.kernels import PEAK_FLOP_PER_S
 from traceaudit.simulate.kineto_rows import BASE_NS, ORIGIN_NS
+from traceaudit.simulate.orders import ORDERS
 from traceaudit.simulate.recording import Interval, Recording, Span, clipped, shared_ns, union
-from traceaudit.simulate.scenarios import UNIT_NS, UnitPipeline, unit_pipeline
+from traceaudit.simulate.schedules import UNIT_NS, UnitPipeline, unit_pipeline
 
 LATENCY_NS, OVERHEAD_NS = 6_000, 12_000  # of a launch; head and call of an operator and that latency
 EPOCH_LAYOUTS = (Layout.ARRAY, Layout.KINETO_2021)
@@ -82,7 +97,10 @@ def test_truth_agrees_with_the_rows(scenario: str) -> None:
             compute_ns = shared_ns(compute, window)
             hidden_ns = shared_ns(compute, clipped(communication, *window[0]))
             idle_ns = window[0][1] - window[0][0] - shared_ns(union([*compute, *communication, *copies]), window)
-            host_ns = leaf_ns(recording, "host_gap", step=number) - shared_ns(copies, window)
+            covered = union([*compute, *communication])
+            alone_ns = shared_ns(union([*covered, *copies]), window) - shared_ns(covered, window)
+            lost_ns = leaf_ns(recording, "unattributed", step=number)
+            host_ns = leaf_ns(recording, "host_gap", step=number) + lost_ns - alone_ns
             computing = ("compute", "recompute", "straggler/slow_gpu")
             assert sum(leaf_ns(recording, leaf, step=number) for leaf in computing) == compute_ns
             assert step.overlapped_comm_ns == hidden_ns
@@ -164,7 +182,7 @@ def test_counted_flops_are_six_params_tokens(scenario: str) -> None:
         ("loader_stall", 0, "host_gap/launch_latency", LATENCY_NS),
         ("host_pauses", 0, "host_gap/allocator", 400_000 - OVERHEAD_NS),
         ("host_pauses", 0, "host_gap/host_sync", 2_000 + 150_000 - 4_000 - LATENCY_NS),
-        ("pipeline_1f1b", 0, "pipeline_bubble", 9 * UNIT_NS),
+        ("pipeline_1f1b", 0, "pipeline_bubble/warmup_drain", 9 * UNIT_NS),
         ("run_28_mfu", 2, "host_gap/data_loader", 14_000_000 - OVERHEAD_NS),
     ],
 )
@@ -270,8 +288,10 @@ def test_runs_without_a_fault_have_no_waits() -> None:
         assert truth(scenario, "", job, recordings)["caused"] == []
         assert sum(recording.booked_ns("straggler") for recording in recordings) == 0
     job, recordings = played("run_28_mfu")
-    assert truth("run_28_mfu", "", job, recordings)["straggler_leaves_mixed"] is True
-    assert "straggler_leaves_mixed" not in truth("recompute", "", *played("recompute"))
+    known = truth("run_28_mfu", "", job, recordings)
+    assert known["straggler_leaves_mixed"] is known["pipeline_leaves_mixed"] is True
+    for scenario in ("recompute", "pipeline_1f1b"):
+        assert not {"straggler_leaves_mixed", "pipeline_leaves_mixed"} & truth(scenario, "", *played(scenario)).keys()
 
 
 def test_the_garbage_collector_holds_the_launching_thread() -> None:
@@ -351,27 +371,263 @@ def test_recompute_is_the_forward_once_more() -> None:
     assert {span.thread for span in rows} == {recordings[0].autograd_thread}
 
 
-# The golden cases of the definitions: scale of the work by (stage, micro-batch), transfer, and waits by stage in units.
-GOLDEN: dict[str, tuple[UnitPipeline, float, list[float]]] = {
-    "balanced": (UnitPipeline(), 33, [9, 9, 9, 9]),
-    "last stage slower": (UnitPipeline(scale=lambda s, _: 1.5 if s == 3 else 1), 45, [21, 21, 21, 9]),
-    "stage 1 slower": (UnitPipeline(scale=lambda s, _: 1.5 if s == 1 else 1), 42, [18, 6, 18, 18]),
-    "micro-batch 4 bigger": (UnitPipeline(scale=lambda _, m: 3 if m == 4 else 1), 54, [24, 24, 24, 24]),
-    "host pause": (UnitPipeline(pauses={(2, 5): 3 * UNIT_NS}), 36, [12, 12, 9, 12]),
-    "transfer": (UnitPipeline(transfer_ns=UNIT_NS // 10), 34.6, [10.6, 10.6, 10.6, 10.6]),
+# Pipelines
+
+WARMUP_DRAIN, STAGE_IMBALANCE = "pipeline_bubble/warmup_drain", "pipeline_bubble/stage_imbalance"
+DIVIDED = (
+    WARMUP_DRAIN,
+    STAGE_IMBALANCE,
+    "straggler/data_imbalance",
+    "straggler/late_rank",
+    "straggler/host_caused",
+    "exposed_comm/pp",
+)
+
+# The golden cases of the definitions: the run, its step, and its waits by stage for each reason, in units.
+EVEN = [9.0] * 4
+GOLDEN: dict[str, tuple[UnitPipeline, float, dict[str, list[float]]]] = {
+    "balanced": (UnitPipeline(), 33, {WARMUP_DRAIN: EVEN}),
+    "last stage slower": (
+        UnitPipeline(stage_scale={3: 1.5}),
+        45,
+        {WARMUP_DRAIN: [10.125, 10.125, 10.125, 9], STAGE_IMBALANCE: [10.875, 10.875, 10.875, 0]},
+    ),
+    "stage 1 slower": (
+        UnitPipeline(scale=lambda stage, _: 1.5 if stage == 1 else 1),
+        42,
+        {WARMUP_DRAIN: [10.125, 6, 10.125, 10.125], STAGE_IMBALANCE: [7.875, 0, 7.875, 7.875]},
+    ),
+    "micro-batch 4 bigger": (
+        UnitPipeline(microbatch_scale={4: 3}),
+        54,
+        {WARMUP_DRAIN: [11.25] * 4, "straggler/data_imbalance": [12.75] * 4},
+    ),
+    "host pause": (
+        UnitPipeline(pauses={(2, Task(2, "F", 5)): 3 * UNIT_NS}),
+        36,
+        # A send of rank 2 runs while its host pauses: that is communication, and no wait.
+        {WARMUP_DRAIN: EVEN, "straggler/host_caused": [3, 3, 0, 3], "exposed_comm/pp": [0, 0, 0.005, 0]},
+    ),
+    "transfer": (
+        UnitPipeline(transfer_ns=UNIT_NS // 10),
+        34.6,
+        {WARMUP_DRAIN: EVEN, "exposed_comm/pp": [1.6] * 4},
+    ),
 }
+FIXED_NS = 50_000 + 1_500_000 + 20_000 + 2_000  # clearing, optimizer, closing all-reduce and its resumption
 
 
 @pytest.mark.parametrize("case", GOLDEN)
 def test_golden_pipeline_waits(case: str) -> None:
-    """A pipeline of four stages and eight micro-batches waits as long as theory says."""
+    """A pipeline of four stages and eight micro-batches waits as long as theory says, for the reasons it says."""
     shape, step_units, waits = GOLDEN[case]
     recordings = play(unit_pipeline(shape))
-    fixed_ns = 50_000 + 1_500_000 + 20_000 + 2_000  # clearing, optimizer, closing all-reduce and its resumption
-    for step in (4, 5):
-        assert [leaf_ns(r, "pipeline_bubble", step=step) for r in recordings] == [round(w * UNIT_NS) for w in waits]
-    windows = {r.steps[1].end_ns - r.steps[1].start_ns for r in recordings}
-    assert windows == {round(step_units * UNIT_NS) + fixed_ns}
+    for step in (3, 4, 5):
+        for leaf in DIVIDED:
+            expected = [round(units * UNIT_NS) for units in waits.get(leaf, [0] * 4)]
+            assert [leaf_ns(recording, leaf, step=step) for recording in recordings] == expected
+    windows = {recording.steps[1].end_ns - recording.steps[1].start_ns for recording in recordings}
+    assert windows == {round(step_units * UNIT_NS) + FIXED_NS}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "totals"),
+    [
+        ("pipeline_1f1b", {WARMUP_DRAIN: 36}),
+        ("pipeline_coalesced", {WARMUP_DRAIN: 36}),
+        ("pipeline_gpipe", {WARMUP_DRAIN: 36}),
+        ("pipeline_heavy_stage", {WARMUP_DRAIN: 39.375, STAGE_IMBALANCE: 32.625}),
+        ("pipeline_heavy_microbatch", {WARMUP_DRAIN: 45, "straggler/data_imbalance": 51}),
+        ("pipeline_host_pause", {WARMUP_DRAIN: 36, "straggler/host_caused": 9, "exposed_comm/pp": 0.005}),
+        ("pipeline_transfer", {WARMUP_DRAIN: 36, "exposed_comm/pp": 6.4}),
+    ],
+)
+def test_pipeline_scenarios_are_the_golden_cases(scenario: str, totals: dict[str, float]) -> None:
+    """The scenarios hold the totals of the definitions."""
+    _, recordings = played(scenario)
+    for leaf in DIVIDED:
+        total_ns = sum(leaf_ns(recording, leaf) for recording in recordings)
+        assert total_ns == round(totals.get(leaf, 0) * UNIT_NS)
+
+
+@pytest.mark.parametrize(
+    ("shape", "bubble_units"),
+    [
+        *((UnitPipeline(stages=p, microbatches=m), 3 * (p - 1)) for p, m in ((2, 4), (4, 8), (4, 3), (6, 7))),
+        *((UnitPipeline(stages=p, microbatches=m, schedule="gpipe"), 3 * (p - 1)) for p, m in ((2, 3), (4, 8))),
+        *(
+            (UnitPipeline(stages=p, microbatches=m, schedule="interleaved", virtual_stages=v), 3 * (p - 1))
+            for p, m, v in ((3, 6, 2), (4, 8, 2), (4, 4, 3))
+        ),
+        *((UnitPipeline(stages=p, microbatches=m, schedule="zero_bubble"), p - 1) for p, m in ((2, 4), (4, 8), (3, 9))),
+    ],
+)
+def test_balanced_schedules_wait_as_in_theory(shape: UnitPipeline, bubble_units: int) -> None:
+    """Each rank waits (p - 1)(F + B), of a chunk where it has several; (p - 1)(F + B - 2W) where weights fill in."""
+    recordings = play(unit_pipeline(shape))
+    ideal_ns = 3 * shape.microbatches * shape.virtual_stages * UNIT_NS
+    for recording in recordings:
+        waits_ns = leaf_ns(recording, WARMUP_DRAIN)
+        assert waits_ns == bubble_units * UNIT_NS
+        assert leaf_ns(recording, "pipeline_bubble") == waits_ns
+        assert recording.steps[1].end_ns - recording.steps[1].start_ns == ideal_ns + waits_ns + FIXED_NS
+    if shape.schedule != "zero_bubble":
+        share = (shape.stages - 1) / (shape.virtual_stages * shape.microbatches)
+        assert waits_ns / ideal_ns == pytest.approx(share, rel=1e-12)
+
+
+def test_half_stages_halve_the_waits() -> None:
+    """The interleaved scenario is the work of 1F1B in halves, and waits (p - 1) ÷ (v·m) of it."""
+    _, recordings = played("pipeline_interleaved")
+    assert [leaf_ns(recording, WARMUP_DRAIN) for recording in recordings] == [4.5 * UNIT_NS] * 4
+    compute = [leaf_ns(recording, "compute") for recording in recordings]
+    assert compute == [leaf_ns(recording, "compute") for recording in played("pipeline_1f1b")[1]]
+
+
+def test_a_slow_rank_delays_its_pipeline_and_its_replicas() -> None:
+    """Ranks of its pipeline wait for messages, those of the other one for gradients of their stage; it waits least."""
+    job, recordings = played("pipeline_slow_rank")
+    slow = 3
+    work_ns = 24 * UNIT_NS
+    assert leaf_ns(recordings[slow], "straggler/slow_gpu") == work_ns * 3 // 10
+    waits = [sum(leaf_ns(r, leaf) for leaf in DIVIDED) for r in recordings]
+    assert [wait - waits[slow] for wait in waits] == [0 if r.rank == slow else work_ns * 3 // 10 for r in recordings]
+    # Every stage seems equal with kinds at their means, so what a rank waits then is the balanced bubble of the mean.
+    mean_ns = 9 * UNIT_NS * 83 // 80
+    assert {leaf_ns(recording, WARMUP_DRAIN) for recording in recordings} == {7_200_000, 9 * UNIT_NS, mean_ns}
+    (culprit,) = truth("pipeline_slow_rank", "", job, recordings)["caused"]
+    assert culprit["caused_ns"] == sum(recording.booked_ns("straggler/late_rank") for recording in recordings)
+    assert (culprit["rank"], culprit["cause"], culprit["own_ns"]) == (slow, "slow_gpu", 3 * work_ns * 3 // 10)
+
+
+def test_a_host_pause_is_its_ranks_doing() -> None:
+    """What the other stages wait after a pause in a pipeline is caused by the rank that paused."""
+    (culprit,) = truth("pipeline_host_pause", "", *played("pipeline_host_pause"))["caused"]
+    assert (culprit["rank"], culprit["cause"], culprit["caused_ns"]) == (2, "host_pause", 3 * 9 * UNIT_NS)
+
+
+def test_replicas_alike_wait_like_one() -> None:
+    """Balanced replicas have the waits of a single pipeline, and reduce the gradients of each stage."""
+    job = unit_pipeline(UnitPipeline(stages=2, microbatches=4, replicas=2))
+    recordings = play(job)
+    assert [recording.stage for recording in recordings] == [0, 0, 1, 1]
+    assert [leaf_ns(recording, WARMUP_DRAIN) for recording in recordings] == [3 * UNIT_NS] * 4
+    assert [leaf_ns(recording, "straggler") for recording in recordings] == [0] * 4
+    assert len({leaf_ns(recording, "exposed_comm/dp") for recording in recordings} - {0}) == 1
+    dimensions = [(group.description, group.ranks) for group in job.groups]
+    assert dimensions[1:] == [("mesh_pp", (0, 2)), ("mesh_pp", (1, 3)), ("mesh_dp", (0, 1)), ("mesh_dp", (2, 3))]
+
+
+@pytest.mark.parametrize("schedule", ORDERS)
+def test_orders_do_all_work_once(schedule: str) -> None:
+    """Each stage sees each micro-batch once a kind, forward first; of a split backward the input's half first."""
+    chunks = 2 if schedule == "interleaved" else 1
+    kinds = "FIW" if schedule == "zero_bubble" else "FB"
+    for position in range(4):
+        order = ORDERS[schedule](position, 4, 8, chunks)
+        stages = range(position, 4 * chunks, 4)
+        assert len(order) == len(set(order)) == len(kinds) * 8 * chunks
+        places = {task: place for place, task in enumerate(order)}
+        for stage in stages:
+            for microbatch in range(8):
+                own = [places[Task(stage, kind, microbatch)] for kind in kinds]
+                assert own == sorted(own)
+
+
+def test_schedules_that_do_not_fit_are_errors() -> None:
+    """Chunks need the interleaved schedule, and that as many micro-batches as its ranks take in turn."""
+    with pytest.raises(TraceAuditError, match="2 stages a rank"):
+        unit_pipeline(UnitPipeline(virtual_stages=2))
+    with pytest.raises(TraceAuditError, match="6 micro-batches"):
+        unit_pipeline(UnitPipeline(schedule="interleaved", virtual_stages=2, microbatches=6))
+
+
+def test_messages_that_cross_are_errors() -> None:
+    """A rank that expects another message than the one sent has no truth."""
+    pair = Group("0", "mesh_pp", "pp", (0, 1), 20)
+    programs = (
+        RankProgram(0, (Step(3), Send(pair, 1, 1, 0, Task(0, "F", 0)))),
+        RankProgram(1, (Step(3), Recv(pair, 0, 1, Task(0, "F", 1)))),
+    )
+    with pytest.raises(TraceAuditError, match="expects 0F1 and would receive 0F0"):
+        play(Job(programs, (pair,), {}))
+
+
+def annotations(recording: Recording) -> list[Span]:
+    """Return the rows of the host that name work and messages of a pipeline."""
+    return [s for s in recording.spans if s.category == "user_annotation" and s.name.startswith("PP:")]
+
+
+@pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name.startswith("pipeline_")])
+def test_annotations_name_all_work(scenario: str) -> None:
+    """Where a rank has several stages or split backwards, each launch of its work is inside the row that names it."""
+    job, recordings = played(scenario)
+    annotated = scenario in ("pipeline_interleaved", "pipeline_zero_bubble")
+    for program, recording in zip(job.programs, recordings, strict=True):
+        tasks = [item.task for item in program.instructions if isinstance(item, Enter) and item.task]
+        named = annotations(recording)
+        if not annotated:
+            assert tasks
+            assert named == []
+            continue
+        rows = [span for span in named if "SEND" not in span.name and "RECV" not in span.name]
+        assert [span.name for span in rows] == [f"PP:{task}" for task in tasks]
+        calls = [s for s in recording.spans if s.name == "cudaLaunchKernel"]
+        within = [[c for c in calls if row.start_ns <= c.start_ns and c.end_ns <= row.end_ns] for row in rows]
+        sizes = {"F": 2, "B": 3, "I": 2, "W": 1}
+        assert [len(found) for found in within] == [sizes[task.kind] for task in tasks]
+        threads = [{call.thread for call in found} for found in within]
+        own, other = {recording.main_thread}, {recording.autograd_thread}
+        assert threads == [own if task.kind == "F" else other for task in tasks]
+        assert len(calls) == sum(map(len, within)) + 2 * 3  # clearing and optimizer
+        messages = [span for span in named if span not in rows]
+        launched = [s for s in recording.spans if s.name in ("nccl:send", "nccl:recv") and "stream" not in s.args]
+        host = [s for s in launched if s.category == "user_annotation"]
+        assert len(messages) == len(host)
+        for row, inner in zip(messages, host, strict=True):
+            assert row.start_ns <= inner.start_ns < inner.end_ns <= row.end_ns
+            assert ("SEND" in row.name) == (inner.name == "nccl:send")
+
+
+def test_annotations_of_messages_name_the_stage_of_the_rank() -> None:
+    """Rank 3 of four holds stages 3 and 7: it passes on forwards of stage 3 to the first rank, and none of stage 7."""
+    _, recordings = played("pipeline_interleaved")
+    names = {span.name.rstrip("0123456789") for span in annotations(recordings[3])}
+    of_stage_3 = {"PP:3F", "PP:3B", "PP:3RECV_F", "PP:3SEND_F", "PP:3RECV_B", "PP:3SEND_B"}
+    assert names == of_stage_3 | {"PP:7F", "PP:7B", "PP:7RECV_F", "PP:7SEND_B"}
+    sent = {s.args["Dst Rank"] for s in gpu_spans(recordings[3]) if s.args.get("Collective name") == "send"}
+    assert sent == {0, 2}
+    shadows = [s for s in recordings[3].spans if s.category == "gpu_user_annotation" and s.name.startswith("PP:")]
+    assert {span.name.rstrip("0123456789") for span in shadows} == {"PP:3F", "PP:7F"}
+
+
+def test_coalesced_messages_say_nothing() -> None:
+    """Messages launched as a batch have no operator and no arguments of a collective; time and truth are the same."""
+    _, recordings = played("pipeline_coalesced")
+    for recording, other in zip(recordings, played("pipeline_1f1b")[1], strict=True):
+        assert [step.leaves for step in recording.steps] == [step.leaves for step in other.steps]
+        messages = [span for span in gpu_spans(recording) if "SendRecv" in span.name]
+        assert messages
+        assert not any("Process Group Name" in span.args or "Collective name" in span.args for span in messages)
+        operators = [span for span in recording.spans if span.name == "record_param_comms"]
+        assert {span.args["Collective name"] for span in operators} == {"allreduce"}
+        for category in ("user_annotation", "gpu_user_annotation"):
+            names = [s.name for s in recording.spans if s.category == category and s.name.startswith("nccl:")]
+            assert names.count("nccl:coalesced") == len(messages)
+            assert set(names) == {"nccl:coalesced", "nccl:all_reduce"}
+
+
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("scenario", ["pipeline_zero_bubble", "pipeline_coalesced"])
+def test_every_layout_takes_pipelines(layout: Layout, scenario: str, tmp_path: Path) -> None:
+    """Each layout is valid JSON with all kernels and the rows that name the work."""
+    write_trace(tmp_path / "trace.json", *_rank_of(scenario, 1), layout)
+    content = loaded(tmp_path / "trace.json")
+    events = content if layout is Layout.ARRAY else content["traceEvents"]
+    recording = played(scenario)[1][1]
+    assert sum(event.get("cat", "").lower() == "kernel" for event in events) == len(gpu_spans(recording))
+    host = [e for e in events if e["name"].startswith("PP:") and e.get("cat") != "gpu_user_annotation"]
+    assert len(host) == len(annotations(recording))
 
 
 def test_run_28_mfu_is_at_28_percent() -> None:
@@ -393,7 +649,7 @@ def test_run_28_mfu_is_at_28_percent() -> None:
 
 def test_an_exposed_send_is_communication() -> None:
     """A send that runs while the host pauses is exposed, not part of the gap."""
-    recordings = play(unit_pipeline(UnitPipeline(pauses={(2, 5): 3 * UNIT_NS})))
+    _, recordings = played("pipeline_host_pause")
     assert leaf_ns(recordings[2], "exposed_comm/pp") > 0
     assert leaf_ns(recordings[2], "host_gap") + leaf_ns(recordings[2], "exposed_comm/pp") == 3 * UNIT_NS
     assert any(span.thread == SEND_STREAM for span in gpu_spans(recordings[2]))

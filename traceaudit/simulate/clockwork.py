@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from itertools import chain
 
 from traceaudit.simulate.communication import World, join, receive, run_send, wait
-from traceaudit.simulate.compute import run_node, run_ops, run_pause
+from traceaudit.simulate.compute import enter, leave, run_node, run_ops, run_pause
 from traceaudit.simulate.job import (
+    Act,
     Collective,
+    Enter,
     Instruction,
     Job,
+    Leave,
     Node,
     Ops,
     Pause,
@@ -25,6 +28,7 @@ from traceaudit.simulate.job import (
 )
 from traceaudit.simulate.rank import (
     Rank,
+    advance,
     begin_step,
     end_profiler_step,
     finish,
@@ -32,7 +36,8 @@ from traceaudit.simulate.rank import (
     start_profiler,
     wait_for,
 )
-from traceaudit.simulate.recording import Recording, SimulationError, check
+from traceaudit.simulate.recording import POOL, Recording, SimulationError, check
+from traceaudit.simulate.replay import divide
 
 
 def play(job: Job) -> tuple[Recording, ...]:
@@ -52,7 +57,12 @@ def play(job: Job) -> tuple[Recording, ...]:
         if idle_turns > len(queue):
             raise SimulationError(f"ranks {[rank.number for rank, _ in queue]} wait for each other")
     close(world, ranks)
-    return tuple(rank.recording for rank in ranks)
+    recordings = tuple(rank.recording for rank in ranks)
+    if job.pipelined and not job.mixed_waits:
+        divide(recordings)
+    for recording in recordings:
+        check(recording)
+    return recordings
 
 
 def execute(world: World, rank: Rank, instruction: Instruction) -> bool:
@@ -76,21 +86,28 @@ def execute(world: World, rank: Rank, instruction: Instruction) -> bool:
             return join(world, rank, instruction)
         case Wait():
             return wait(world, rank)
+        case Enter():
+            enter(rank, instruction)
+        case Leave():
+            leave(rank)
+        case Act():
+            instruction.run(rank)
     return True
 
 
 def close(world: World, ranks: Sequence[Rank]) -> None:
-    """End the last step of ranks that are tied together at the instant the last of them ends, and check the books."""
-    leaf = "pipeline_bubble/undivided" if world.job.pipelined else world.job.waiting_leaf
+    """End the last step of ranks that are tied together at the instant the last of them ends."""
     for tied in tied_ranks(world, ranks):
         end_ns, last = max((rank.last_activity_ns, rank.number) for rank in tied)
         for rank in tied:
             end_profiler_step(rank)
             if rank.host_ns > rank.last_activity_ns or world.parts.get(rank.number):
                 raise SimulationError(f"rank {rank.number}: the last step must end with an activity that is waited for")
-            wait_for(rank, last, leaf, end_ns)
+            if world.job.pipelined:
+                advance(rank, POOL, end_ns)
+            else:
+                wait_for(rank, last, world.job.waiting_leaf, end_ns)
             finish(rank, end_ns)
-            check(rank.recording)
 
 
 def tied_ranks(world: World, ranks: Sequence[Rank]) -> list[list[Rank]]:

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from traceaudit.simulate.job import Collective, Group, Job, Recv, Send
+from traceaudit.simulate.job import Collective, Group, Job, Recv, Send, Task
 from traceaudit.simulate.kernels import kernel_args
-from traceaudit.simulate.nccl import BLOCK, GRID, KERNEL_ARGUMENTS, KINDS, collective_args, comms_op_args
+from traceaudit.simulate.nccl import BLOCK, COALESCED, GRID, KERNEL_ARGUMENTS, KINDS, collective_args, comms_op_args
 from traceaudit.simulate.rank import (
     Launch,
     Rank,
@@ -18,7 +18,7 @@ from traceaudit.simulate.rank import (
     spend,
     wait_for,
 )
-from traceaudit.simulate.recording import SimulationError, Span
+from traceaudit.simulate.recording import POOL, Met, Received, Sent, SimulationError, Span
 
 SEND_STREAM, RECV_STREAM = 24, 28  # apart, so that a send in flight does not hold up a receive
 SHORTEST_P2P_NS = 5_000
@@ -53,6 +53,7 @@ class Part:
     """A rank's part in a collective that its compute has not waited for yet."""
 
     instruction: Collective
+    number: int
     meeting: Meeting
     launch: Launch
     args: dict[str, Any]
@@ -65,6 +66,7 @@ class World:
     job: Job
     meetings: dict[tuple[Group, int], Meeting] = field(default_factory=dict)
     arrivals: dict[tuple[int, int, int], int] = field(default_factory=dict)  # (from, to, number) -> instant
+    messages: dict[tuple[int, int, int], Task | None] = field(default_factory=dict)  # ... -> what made it
     counters: dict[tuple[str, int, object], int] = field(default_factory=dict)  # (what, rank, group or peer)
     parts: dict[int, list[Part]] = field(default_factory=dict)
 
@@ -81,6 +83,8 @@ def launch_communication(
     world: World, rank: Rank, kind: str, instruction: Collective | Send | Recv, number: int
 ) -> tuple[Launch, dict[str, Any]]:
     """Run the operator and the launch call; returns what its kernel will carry."""
+    if instruction.group.coalesced and not isinstance(instruction, Collective):
+        return launch_batch(rank), {}
     peer = None if isinstance(instruction, Collective) else instruction.peer
     seq = number if world.job.sequence_numbers else None
     args = collective_args(kind, instruction.group, instruction.elements, seq, peer)
@@ -94,6 +98,15 @@ def launch_communication(
     return launch, args
 
 
+def launch_batch(rank: Rank) -> Launch:
+    """Launch a message where its batch ends: under an annotation, without an operator."""
+    with host_row(rank, "user_annotation", COALESCED) as external:
+        spend(rank, rank.pace.collective_head_ns)
+        launch = runtime_call(rank, "cudaLaunchKernelExC", external)
+        spend(rank, rank.pace.op_tail_ns)
+    return launch
+
+
 def communication_row(rank: Rank, kind: str, stream: int, part: tuple[Launch, dict[str, Any]], when: range) -> None:
     """Record a communication kernel and the shadow of its annotation, which is a little longer."""
     launch, args = part
@@ -103,8 +116,9 @@ def communication_row(rank: Rank, kind: str, stream: int, part: tuple[Launch, di
     gpu_row(rank, Span("kernel", names.kernel + KERNEL_ARGUMENTS, device, stream, start_ns, end_ns, all_args))
     rank.communication.append((start_ns, end_ns))
     shadow = {"External id": launch.external}
+    annotation = names.annotation if args else COALESCED
     rank.recording.spans.append(
-        Span("gpu_user_annotation", names.annotation, device, stream, start_ns - 1, end_ns + 1, shadow)
+        Span("gpu_user_annotation", annotation, device, stream, start_ns - 1, end_ns + 1, shadow)
     )
 
 
@@ -130,7 +144,7 @@ def join(world: World, rank: Rank, instruction: Collective) -> bool:
     meeting = world.meetings.setdefault((group, number), Meeting(len(group.ranks), instruction.transfer_ns))
     ready_ns = max([rank.front_ns, *(earlier.end_ns for earlier in before)])
     meeting.starts[rank.number] = started(rank, launch, group.stream, ready_ns)
-    parts.append(Part(instruction, meeting, launch, args))
+    parts.append(Part(instruction, number, meeting, launch, args))
     return True
 
 
@@ -162,7 +176,11 @@ def end_with(job: Job, rank: Rank, part: Part) -> None:
     if meeting.end_ns > rank.front_ns:
         rank.resume_leaf = f"exposed_comm/{transfer}"
     arrival_ns, last = meeting.last(job.lost_ranks)
-    wait_for(rank, last, "pipeline_bubble/undivided" if group.crosses_stages else job.waiting_leaf, arrival_ns)
+    rank.recording.steps[-1].journal.append(Met(group, part.number))
+    if group.crosses_stages:
+        advance(rank, POOL, arrival_ns)
+    else:
+        wait_for(rank, last, job.waiting_leaf, arrival_ns)
     advance(rank, f"exposed_comm/{transfer}", meeting.end_ns)
 
 
@@ -177,16 +195,21 @@ def run_send(world: World, rank: Rank, send: Send) -> None:
     rank.sending_until_ns = start_ns + max(send.transfer_ns, SHORTEST_P2P_NS)
     communication_row(rank, "send", SEND_STREAM, part, range(start_ns, rank.sending_until_ns))
     world.arrivals[rank.number, send.peer, number] = start_ns + send.transfer_ns
+    world.messages[rank.number, send.peer, number] = send.of
+    rank.recording.steps[-1].journal.append(Sent(send.peer, number, send.transfer_ns))
 
 
 def receive(world: World, rank: Rank, recv: Recv) -> bool:
     """Receive: a message that is there is taken under the compute before, one that is not holds the GPU up."""
     number = world.next_number("recv", rank, recv.peer)
-    if (recv.peer, rank.number, number) not in world.arrivals:
+    message = recv.peer, rank.number, number
+    if message not in world.arrivals:
         return False
+    if world.messages[message] != recv.of:
+        raise SimulationError(f"rank {rank.number}: expects {recv.of} and would receive {world.messages[message]}")
     world.count("recv", rank, recv.peer)
     part = launch_communication(world, rank, "recv", recv, number)
-    arrival_ns = world.arrivals[recv.peer, rank.number, number]
+    arrival_ns = world.arrivals[message]
     ready_ns = rank.front_ns if arrival_ns > rank.front_ns else rank.front_ns - SHORTEST_P2P_NS
     start_ns = started(rank, part[0], RECV_STREAM, ready_ns)
     if start_ns > rank.front_ns:
@@ -195,5 +218,6 @@ def receive(world: World, rank: Rank, recv: Recv) -> bool:
     communication_row(rank, "recv", RECV_STREAM, part, range(start_ns, end_ns))
     if end_ns > rank.front_ns:
         rank.resume_leaf = ""  # what the next kernel waits for is the message, and it follows at once
-    advance(rank, "pipeline_bubble/undivided", end_ns)
+    rank.recording.steps[-1].journal.append(Received(recv.peer, number))
+    advance(rank, POOL, end_ns)
     return True

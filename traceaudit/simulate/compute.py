@@ -3,11 +3,12 @@
 from contextlib import nullcontext
 from typing import Any
 
-from traceaudit.simulate.job import Node, Op, Ops, Pause
+from traceaudit.simulate.job import Enter, Node, Op, Ops, Pause
 from traceaudit.simulate.kernels import kernel_args
 from traceaudit.simulate.rank import (
     Launch,
     Rank,
+    Section,
     advance,
     fill_gap,
     gpu_row,
@@ -98,6 +99,29 @@ def compute_start(rank: Rank, launch: Launch) -> int:
     return rank.front_ns
 
 
+def enter(rank: Rank, part: Enter) -> None:
+    """Enter a part of the program."""
+    external = next(rank.external_ids) if part.annotation else 0
+    rank.sections.append(Section(part, external, rank.host_ns, len(rank.compute)))
+
+
+def leave(rank: Rank) -> None:
+    """Leave a part of the program, and record its annotation.
+
+    The profiler repeats an annotation over the kernels that its own thread launched: those of a forward.
+    """
+    part = rank.sections.pop()
+    name, args = part.entered.annotation, {"External id": part.external, "Record function id": 0}
+    if not name:
+        return
+    process, spans = rank.recording.process, rank.recording.spans
+    spans.append(Span("user_annotation", name, process, rank.thread, part.start_ns, rank.host_ns, args))
+    kernels = rank.compute[part.computed :]
+    if kernels and part.entered.task and part.entered.task.kind == "F":
+        start_ns, end_ns, shadow = kernels[0][0] - 1, kernels[-1][1] + 1, {"External id": part.external}
+        spans.append(Span("gpu_user_annotation", name, rank.device, COMPUTE_STREAM, start_ns, end_ns, shadow))
+
+
 def run_pause(rank: Rank, pause: Pause) -> None:
     """Hold the host for its time, or until the GPU has idled so long that the next operator ends a gap of `gap_ns`."""
     PAUSES[pause.cause](rank, pause)
@@ -145,7 +169,7 @@ def read_scalar(rank: Rank, pause: Pause) -> None:
         name = "Memcpy DtoH (Device -> Pageable)"
         gpu_row(rank, Span("gpu_memcpy", name, rank.device, COMPUTE_STREAM, start_ns, rank.front_ns, args))
         runtime_call(rank, "cudaStreamSynchronize", external, remaining(rank, pause), "host_sync")
-        rank.refilling = True
+        rank.refilling = "host_sync"
 
 
 # What holds the host; the key is the leaf under host_gap.

@@ -4,9 +4,12 @@ All times are integer nanoseconds. The scenarios keep every one a multiple of 1,
 timestamps are whole microseconds, hold the same job.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from traceaudit.simulate.rank import Rank
 
 # The leaf of a wait by what holds up the rank waited for (attribution rules 3.2 and 5).
 WAITS = {
@@ -45,8 +48,27 @@ class Op:
 
 
 @dataclass(frozen=True)
+class Task:
+    """What a stage of a pipeline does for one micro-batch; stages are counted over the chunks of all ranks.
+
+    The kind is a forward (F), a backward (B), or a half of one: the gradient of the input (I) or of the weights (W).
+    """
+
+    stage: int
+    kind: str
+    microbatch: int
+
+    def __str__(self) -> str:
+        """Return it as torch.distributed.pipelining writes it: `2F0`."""
+        return f"{self.stage}{self.kind}{self.microbatch}"
+
+
+@dataclass(frozen=True)
 class Group:
-    """A process group; `dimension` names its transfers in the truth, `crosses_stages` sends its waits to the bubble."""
+    """A process group; `dimension` names its transfers in the truth, `crosses_stages` sends its waits to the bubble.
+
+    The messages of a `coalesced` group are launched where the batch ends, so that nothing says what they are.
+    """
 
     name: str
     description: str
@@ -54,6 +76,7 @@ class Group:
     ranks: tuple[int, ...]
     stream: int
     crosses_stages: bool = False
+    coalesced: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,21 +131,23 @@ class Wait:
 
 @dataclass(frozen=True)
 class Send:
-    """Send to a peer; the transfer starts at once and does not hold up the compute that follows."""
+    """Send what a task made to a peer; the transfer starts at once and does not hold up the compute that follows."""
 
     group: Group
     peer: int
     elements: int
     transfer_ns: int
+    of: Task | None = None
 
 
 @dataclass(frozen=True)
 class Recv:
-    """Receive from a peer; the compute that follows waits for the data."""
+    """Receive what a task of a peer made; the compute that follows waits for the data."""
 
     group: Group
     peer: int
     elements: int
+    of: Task | None = None
 
 
 @dataclass(frozen=True)
@@ -137,7 +162,27 @@ class Pause:
     host_ns: int = 0
 
 
-Instruction = Step | StartProfiler | Ops | Node | Collective | Wait | Send | Recv | Pause
+@dataclass(frozen=True)
+class Act:
+    """Do something of a scenario's own: `run` is called with the rank and lays down rows and books."""
+
+    run: Callable[["Rank"], None]
+
+
+@dataclass(frozen=True)
+class Enter:
+    """Begin what belongs together until `Leave`: work of a task, if one is named; under an annotation, if named."""
+
+    task: Task | None = None
+    annotation: str = ""
+
+
+@dataclass(frozen=True)
+class Leave:
+    """End what was entered last."""
+
+
+Instruction = Step | StartProfiler | Ops | Node | Collective | Wait | Send | Recv | Pause | Act | Enter | Leave
 
 
 @dataclass(frozen=True)
@@ -196,8 +241,8 @@ class Fault:
 class Job:
     """A whole run: programs of all ranks, the facts of `run.json` and the facts planted for the truth.
 
-    With `mixed_waits` several faults make ranks wait, and the truth does not say which wait is whose. A `lean` run's
-    files hold what the attribution rests on and nothing else.
+    With `mixed_waits` several faults make ranks wait, and the truth does not say which wait is whose, nor divides
+    those of a pipeline. A `lean` run's files hold what the attribution rests on and nothing else.
     """
 
     programs: tuple[RankProgram, ...]
@@ -212,6 +257,7 @@ class Job:
     fault: Fault | None = None
     mixed_waits: bool = False
     lean: bool = False
+    lost_calls: Callable[[int], bool] | None = None  # which launch calls' records are lost, by correlation id
 
     @property
     def world_size(self) -> int:

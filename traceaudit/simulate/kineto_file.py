@@ -61,7 +61,7 @@ CATEGORIES_2021 = {
     "Trace": "Trace",
     "ac2g": "async",
 }
-LATER_CATEGORIES = ("gpu_user_annotation", "python_function")
+LATER_CATEGORIES = ("gpu_user_annotation", "python_function", "cuda_sync", "overhead")
 ARGS_2021 = {"Input Dims": "Input dims", "Input type": "Input type", "External id": "External id"}
 GPU_ARGS_2021 = ("queued", "device", "context", "stream", "correlation", "grid", "block", "cbid", "bytes")
 

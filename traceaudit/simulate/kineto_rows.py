@@ -86,7 +86,7 @@ def events(job: Job, recording: Recording) -> list[Event]:
     def shown(true_ns: int) -> int:
         return ORIGIN_NS + clock.shown(true_ns)
 
-    spans = [span for span in recording.spans if not job.lean or is_needed(span)]
+    spans = [span for span in recording.spans if (not job.lean or is_needed(span)) and not is_lost(job, span)]
     host = sorted(
         (span for span in spans if span.category in HOST_CATEGORIES),
         key=lambda span: (span.thread, span.start_ns, -span.end_ns, span.args.get("External id", 0)),
@@ -101,6 +101,12 @@ def events(job: Job, recording: Recording) -> list[Event]:
         *(() if job.lean else metadata(recording, shown(0))),
         *closing(shown(recording.begun_ns) - 70_706, end_ns),
     ]
+
+
+def is_lost(job: Job, span: Span) -> bool:
+    """Whether the profiler lost the record of a call."""
+    call = span.category == "cuda_runtime" and job.lost_calls is not None
+    return call and job.lost_calls is not None and job.lost_calls(span.args["correlation"])
 
 
 def is_needed(span: Span) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 from traceaudit.simulate.job import Group
 
 KERNEL_ARGUMENTS = "(ncclDevKernelArgsStorage<4096ul>)"
+COALESCED = "nccl:coalesced"  # annotation of messages that are launched as a batch
 GRID, BLOCK = (24, 1, 1), (544, 1, 1)
 LISTED_RANKS = 30  # the profiler cuts longer lists
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from traceaudit.simulate.job import Job, Pace, RankProgram, Step
+from traceaudit.simulate.job import Enter, Job, Pace, RankProgram, Step, Task
 from traceaudit.simulate.recording import (
     Interval,
     Recording,
@@ -29,6 +29,11 @@ CBID = {
     "cudaMemcpyAsync": 41,
     "cudaStreamSynchronize": 131,
     "cudaMalloc": 20,
+    "cudaFree": 22,
+    "cudaDeviceSynchronize": 165,
+    "cudaEventRecord": 135,
+    "cudaStreamWaitEvent": 147,
+    "cudaGraphLaunch": 311,
 }
 
 
@@ -39,6 +44,16 @@ class Launch:
     end_ns: int
     correlation: int
     external: int
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the program that the rank is in; `external` is that of its annotation, if it has one."""
+
+    entered: Enter
+    external: int
+    start_ns: int
+    computed: int  # kernels before
 
 
 @dataclass
@@ -56,8 +71,9 @@ class Rank:
     sending_until_ns: int = 0
     step_row: tuple[int, int] = (0, 0)  # host start and External id of the running ProfilerStep
     resume_leaf: str = ""  # of the communication the next kernel waited for
-    refilling: bool = False  # between a host sync and the next launch call
+    refilling: str = ""  # between a host sync and the next launch call: what is charged for it
     causes: deque[tuple[int, int, str]] = field(default_factory=deque)  # what the host did, without holes
+    sections: list[Section] = field(default_factory=list)
     streams: dict[int, int] = field(default_factory=dict)  # stream -> end of its last activity
     external_ids: Iterator[int] = field(default_factory=lambda: count(1))
     correlations: Iterator[int] = field(default_factory=lambda: count(30_001))
@@ -68,6 +84,11 @@ class Rank:
     def number(self) -> int:
         """The rank's number."""
         return self.program.rank
+
+    @property
+    def task(self) -> Task | None:
+        """The task of a pipeline that the rank is at."""
+        return self.sections[-1].entered.task if self.sections else None
 
 
 def new_rank(program: RankProgram, job: Job) -> Rank:
@@ -83,7 +104,7 @@ def new_rank(program: RankProgram, job: Job) -> Rank:
 def spend(rank: Rank, duration_ns: int, cause: str = "launch_bound") -> None:
     """Let host time pass on the running thread; the cause is charged for it if the GPU has nothing to do then."""
     if cause == "launch_bound" and rank.refilling:
-        cause = "host_sync"
+        cause = rank.refilling
     end_ns = rank.host_ns + duration_ns
     rank.causes.append((rank.host_ns, end_ns, cause))
     rank.host_ns = end_ns
@@ -104,7 +125,7 @@ def runtime_call(
 ) -> Launch:
     """Record a call of the CUDA runtime; without a duration, as long as a launch takes."""
     if duration_ns is None:
-        rank.refilling, duration_ns = False, rank.pace.launch_ns
+        rank.refilling, duration_ns = "", rank.pace.launch_ns
     start_ns, correlation = rank.host_ns, next(rank.correlations)
     spend(rank, duration_ns, cause)
     args = {"External id": external, "cbid": CBID[name], "correlation": correlation}
@@ -123,9 +144,9 @@ def advance(rank: Rank, leaf: str, until_ns: int) -> None:
         return
     boundary_ns = steps[-1].start_ns
     if start_ns < boundary_ns:
-        steps[-2].leaves[leaf] += min(until_ns, boundary_ns) - start_ns
+        steps[-2].book(leaf, rank.task, min(until_ns, boundary_ns) - start_ns)
     if until_ns > boundary_ns:
-        steps[-1].leaves[leaf] += until_ns - max(start_ns, boundary_ns)
+        steps[-1].book(leaf, rank.task, until_ns - max(start_ns, boundary_ns))
     rank.front_ns = until_ns
 
 

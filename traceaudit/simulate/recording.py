@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from traceaudit.errors import TraceAuditError
+from traceaudit.simulate.job import Group, Task
 
 Interval = tuple[int, int]
+
+POOL = "pipeline_bubble/undivided"  # where the waits of a pipeline are booked until they are divided
 
 
 class SimulationError(TraceAuditError):
@@ -27,11 +30,46 @@ class Span:
     args: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Booked:
+    """Time that was booked under a leaf, for the task that the rank was at."""
+
+    leaf: str
+    task: Task | None
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A message left the rank."""
+
+    peer: int
+    number: int
+    transfer_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """The rank went on when a message was there."""
+
+    peer: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """The rank went on when all ranks of a group had arrived at a collective."""
+
+    group: Group
+    number: int
+
+
 @dataclass
 class StepTruth:
     """Where the nanoseconds of one step of one rank went, booked as they are laid down.
 
-    `awaited` holds the waits once more, by the rank waited for.
+    `awaited` holds the waits for ranks of the same stage once more, by the rank waited for. `journal` holds the
+    bookings in order, and what tied the rank to others.
     """
 
     number: int
@@ -42,6 +80,12 @@ class StepTruth:
     overlapped_comm_ns: int = 0
     cut: bool = False
     awaited: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    journal: list[Booked | Sent | Received | Met] = field(default_factory=list)
+
+    def book(self, leaf: str, task: Task | None, ns: int) -> None:
+        """Book time under a leaf."""
+        self.leaves[leaf] += ns
+        self.journal.append(Booked(leaf, task, ns))
 
 
 @dataclass

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from traceaudit.simulate.job import Collective, Group, Job, Pause, RankProgram, Step, Wait
+from traceaudit.simulate.job import Collective, Group, Instruction, Job, RankProgram, Step, Wait
 from traceaudit.simulate.kernels import GPU
 from traceaudit.simulate.workload import (
     Program,
@@ -100,9 +100,9 @@ class Replica:
     recompute: bool = False
     reduce: str = ""  # "", "exposed" or "hidden"
     scalars: bool = False  # reduce the loss and the norm of the gradients, too
-    before_forward: Callable[[int], Sequence[Pause]] = lambda _: ()  # by step
-    in_forward: Callable[[int, int], Sequence[Pause]] = lambda _rank, _step: ()  # after the first block
-    before_optimizer: Sequence[Pause] = ()
+    before_forward: Callable[[int], Sequence[Instruction]] = lambda _: ()  # by step
+    in_forward: Callable[[int, int], Sequence[Instruction]] = lambda _rank, _step: ()  # after the first block
+    before_optimizer: Sequence[Instruction] = ()
     slowness_permille: Mapping[int, int] = field(default_factory=dict)  # by rank
 
 

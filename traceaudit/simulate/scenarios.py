@@ -1,7 +1,7 @@
 """The scenarios: small training runs, each with one thing to find, and one with all of them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from traceaudit.simulate.big_job import BigJob, big_job
 from traceaudit.simulate.faults import (
@@ -14,23 +14,46 @@ from traceaudit.simulate.faults import (
     slow_gpu,
     slow_link,
 )
+from traceaudit.simulate.hosts import (
+    allocator_retry,
+    checkpoint_async,
+    checkpoint_burst,
+    gc_alone,
+    graph_replay,
+    launch_missing,
+    loader_pageable,
+    loader_pinned,
+    recompile,
+    stalled_rank,
+    stream_wait,
+    sync_per_layer,
+)
 from traceaudit.simulate.job import Collective, Fault, Group, Job, Pace, Pause, RankProgram, Wait
-from traceaudit.simulate.kernels import matmul, memory_bound
+from traceaudit.simulate.orders import one_f_one_b
 from traceaudit.simulate.replicas import (
     DP_STREAM,
-    HIDDEN,
     OPTIMIZER_NS,
     TOKENS,
     Replica,
     data_parallel,
-    default_group,
     parallel,
     run_facts,
     written,
 )
+from traceaudit.simulate.schedules import (
+    pipeline_1f1b,
+    pipeline_coalesced,
+    pipeline_gpipe,
+    pipeline_heavy_microbatch,
+    pipeline_heavy_stage,
+    pipeline_host_pause,
+    pipeline_interleaved,
+    pipeline_slow_rank,
+    pipeline_transfer,
+    pipeline_zero_bubble,
+    whole_pipeline,
+)
 from traceaudit.simulate.workload import (
-    Block,
-    Layer,
     Program,
     Seat,
     backward,
@@ -117,81 +140,6 @@ def launch_bound() -> Job:
     return Job(programs, (), facts, pace=Pace(op_head_ns=14_000))
 
 
-# Pipelines
-
-UNIT_NS = 1_000_000
-
-
-@dataclass(frozen=True)
-class UnitPipeline:
-    """A pipeline in which work is measured in units of 1 ms: a forward takes one, a backward two, before scaling."""
-
-    stages: int = 4
-    microbatches: int = 8
-    scale: Callable[[int, int], float] = lambda _stage, _microbatch: 1.0
-    pauses: Mapping[tuple[int, int], int] = field(
-        default_factory=dict
-    )  # (stage, micro-batch) -> host pause before its forward
-    transfer_ns: int = 0
-
-
-def unit_block(scale: float) -> Block:
-    """Return one matmul and one activation that take a unit forward and two backward."""
-    small_ns = 100_000
-    mm_ns, width = round(scale * UNIT_NS) - small_ns, 2 * HIDDEN
-    mm = matmul(TOKENS, width, width, duration_ns=mm_ns)
-    grads = tuple(
-        matmul(*shape, layout=layout, duration_ns=mm_ns)
-        for shape, layout in (((TOKENS, width, width), "nn"), ((width, TOKENS, width), "nt"))
-    )
-    gelu = memory_bound("aten::gelu", (TOKENS, width), tensors=2, duration_ns=small_ns)
-    gelu_backward = memory_bound("aten::gelu_backward", (TOKENS, width), tensors=3, duration_ns=2 * small_ns)
-    return (Layer(mm, "MmBackward0", grads), Layer(gelu, "GeluBackward0", (gelu_backward,)))
-
-
-def whole_pipeline(world_size: int) -> Group:
-    """Return the group of all ranks of a pipeline."""
-    return replace(default_group(world_size, alone=False), crosses_stages=True)
-
-
-def unit_pipeline(shape: UnitPipeline) -> Job:
-    """Return a 1F1B run of one rank a stage, closed by the all-reduce of the gradient norm."""
-    everyone = whole_pipeline(shape.stages)
-    column = Group("1", "mesh_pp", "pp", everyone.ranks, DP_STREAM, crosses_stages=True)
-
-    def write(program: Program, stage: int, step: int) -> None:
-        seat = Seat(stage, column, TOKENS * HIDDEN, shape.transfer_ns)
-        program.add(zero_grad())
-        pipeline_pass(
-            program,
-            seat,
-            shape.microbatches,
-            lambda microbatch: [unit_block(shape.scale(stage, microbatch))],
-            before_forward=lambda microbatch: [
-                Pause("data_loader", gap) for gap in [shape.pauses.get((stage, microbatch))] if gap
-            ],
-        )
-        program.add(Collective(everyone, "all_reduce", 1, 20_000), Wait(), optimizer(OPTIMIZER_NS))
-
-    written_programs = written(shape.stages, write)
-    programs = tuple(RankProgram(rank, tuple(program.instructions), rank) for rank, program in written_programs)
-    params, tokens = shape.stages * (2 * HIDDEN) ** 2, shape.microbatches * TOKENS
-    facts = run_facts(
-        params,
-        tokens,
-        shape.stages,
-        layers=shape.stages,
-        parallel=parallel(pp=shape.stages),
-        microbatches=shape.microbatches,
-    )
-    return Job(programs, (everyone, column), facts)
-
-
-def pipeline_1f1b() -> Job:
-    """Return the balanced golden case: a step of 33 units, 9 of them waits on every rank."""
-    return unit_pipeline(UnitPipeline())
-
-
 # A run at 28 % MFU
 
 SLOW_RANK, SLOWNESS_PERMILLE = 5, 1_100
@@ -221,11 +169,12 @@ def run_28_mfu() -> Job:
 
     def write(program: Program, rank: int, step: int) -> None:
         stage = rank // replicas
-        seat = Seat(stage, columns[rank % replicas], tokens * hidden, transfer_ns(tokens * hidden))
+        seat = Seat(stage, columns[rank % replicas], lambda _: tokens * hidden, transfer_ns(tokens * hidden))
+        order = one_f_one_b(stage, stages, microbatches)
         if gap := LOADER_STALLS.get((step, rank)):
             program.add(Pause("data_loader", gap))
         program.add(zero_grad(), Collective(shards[stage], "all_gather", stage_params, sharded_ns), Wait())
-        pipeline_pass(program, seat, microbatches, lambda _: [block] * blocks, recompute=True)
+        pipeline_pass(program, seat, order, lambda _: [block] * blocks, recompute=True)
         program.add(Collective(shards[stage], "reduce_scatter", stage_params, sharded_ns), Wait())
         program.add(Collective(everyone, "all_reduce", 1, 100_000), Wait(), optimizer(2 * OPTIMIZER_NS))
 
@@ -266,6 +215,15 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario("launch_bound", "one rank whose kernels are shorter than their launches", launch_bound),
         Scenario("recompute", "two ranks that recompute every block", recompute),
         Scenario("pipeline_1f1b", "four pipeline stages, eight micro-batches, nothing but the bubble", pipeline_1f1b),
+        Scenario("pipeline_gpipe", "the same, all forwards before all backwards", pipeline_gpipe),
+        Scenario("pipeline_interleaved", "the same, each rank with two half stages", pipeline_interleaved),
+        Scenario("pipeline_zero_bubble", "the same, the backward split in two halves", pipeline_zero_bubble),
+        Scenario("pipeline_heavy_stage", "four pipeline stages, the last with more weights", pipeline_heavy_stage),
+        Scenario("pipeline_heavy_microbatch", "four pipeline stages, a micro-batch is long", pipeline_heavy_microbatch),
+        Scenario("pipeline_host_pause", "four pipeline stages, the host of one pauses", pipeline_host_pause),
+        Scenario("pipeline_transfer", "four pipeline stages, messages take a while", pipeline_transfer),
+        Scenario("pipeline_slow_rank", "two pipelines of four stages, one GPU is slow", pipeline_slow_rank),
+        Scenario("pipeline_coalesced", "four pipeline stages, messages without metadata", pipeline_coalesced),
         Scenario("slow_gpu", "eight ranks, one with kernels that take 12 % longer", slow_gpu),
         Scenario("gc_pause", "eight ranks, one of which collects garbage in the middle of a forward", gc_pause),
         Scenario("slow_link", "tensor parallel pairs by four replicas; one pair's link is slow", slow_link),
@@ -279,6 +237,18 @@ SCENARIOS: Mapping[str, Scenario] = {
             "the same, by a profiler that does not number the collectives",
             lambda: dropped_first(sequence_numbers=False),
         ),
+        Scenario("loader_pinned", "one rank whose loader's workers are late; the copies are quick", loader_pinned),
+        Scenario("loader_pageable", "one rank whose batches come through slow pageable copies", loader_pageable),
+        Scenario("checkpoint_burst", "one rank that saves its state and waits for every copy", checkpoint_burst),
+        Scenario("checkpoint_async", "one rank that saves its state under its compute", checkpoint_async),
+        Scenario("sync_per_layer", "one rank that reads a scalar after every block", sync_per_layer),
+        Scenario("allocator_retry", "one rank whose allocator frees its cache to go on", allocator_retry),
+        Scenario("gc_alone", "one rank that collects garbage in every step", gc_alone),
+        Scenario("recompile", "one rank that compiles again in a step", recompile),
+        Scenario("graph_replay", "one rank that replays a CUDA graph of many kernels", graph_replay),
+        Scenario("stream_wait", "one rank whose compute waits for a copy on another stream", stream_wait),
+        Scenario("launch_missing", "one rank of which some launch records are lost", launch_missing),
+        Scenario("stalled_rank", "the run slow_gpu, but the rank is late for its data loader", stalled_rank),
         Scenario(
             "thousand_ranks",
             "1,024 ranks on 128 hosts, one slow; writes 1,024 files",

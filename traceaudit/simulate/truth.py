@@ -13,7 +13,7 @@ ROUNDING_NS = 1_000  # two nanoseconds for each of the some hundred edges of a s
 
 def truth(name: str, description: str, job: Job, recordings: Sequence[Recording]) -> dict[str, Any]:
     """Return the truth about a run, in true time; the leaves of a step add up to its window."""
-    known = {
+    known: dict[str, Any] = {
         "scenario": name,
         "description": description,
         "ranks": [
@@ -31,7 +31,11 @@ def truth(name: str, description: str, job: Job, recordings: Sequence[Recording]
         "tolerance_ns": tolerance_ns(job, recordings),
         "mfu": mfu(job, recordings),
     }
-    return known | ({"straggler_leaves_mixed": True} if job.mixed_waits else {})
+    if job.mixed_waits:
+        known["straggler_leaves_mixed"] = True
+        if job.pipelined:
+            known["pipeline_leaves_mixed"] = True
+    return known
 
 
 def step_truth(step: StepTruth) -> dict[str, Any]:
@@ -64,13 +68,15 @@ def caused(job: Job, recordings: Sequence[Recording]) -> list[dict[str, Any]]:
     usual_ns = median_low(
         recording.booked_ns(fault.own_leaf) for recording in seen if recording.rank not in fault.ranks
     )
+    all_ns = sum(recording.booked_ns(job.waiting_leaf) for recording in seen)
     entries: list[dict[str, Any]] = []
     for rank in fault.ranks:
-        waited_ns = sum(ns for awaited, ns in waits if len(fault.ranks) == 1 or awaited == rank)
+        alone = len(fault.ranks) == 1
+        waited_ns = all_ns if alone else sum(ns for awaited, ns in waits if awaited == rank)
         own_ns = recordings[rank].booked_ns(fault.own_leaf) - usual_ns
         shared = {"group": list(fault.ranks)} if fault.together else {}
         entries.append({"rank": rank, "cause": fault.cause, "caused_ns": waited_ns, "own_ns": own_ns, **shared})
-    if sum(entry["caused_ns"] for entry in entries) != sum(recording.booked_ns(job.waiting_leaf) for recording in seen):
+    if sum(entry["caused_ns"] for entry in entries) != all_ns:
         raise SimulationError("there are waits that none of the fault's ranks caused")
     return entries
 

@@ -1,10 +1,22 @@
-"""Programs of ranks: transformer blocks forward and backward, and the 1F1B schedule around them."""
+"""Programs of ranks: transformer blocks forward and backward, and the passes of a pipeline around them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from traceaudit.simulate.job import Collective, Group, Instruction, Node, Op, Ops, Recv, Send
+from traceaudit.simulate.job import (
+    Collective,
+    Enter,
+    Group,
+    Instruction,
+    Leave,
+    Node,
+    Op,
+    Ops,
+    Recv,
+    Send,
+    Task,
+)
 from traceaudit.simulate.kernels import PEAK_FLOP_PER_S, SM_COUNT, kernel_ns, matmul, memory_bound, micros, opaque
 
 ATTENTION_PERMILLE = 450  # of the peak that attention reaches
@@ -13,11 +25,16 @@ LINK_BYTES_PER_S = 300_000_000_000
 
 @dataclass(frozen=True)
 class Layer:
-    """A forward operator, the name of its backward node and what that runs."""
+    """A forward operator, the name of its backward node and what that runs for its input, then for its weights."""
 
     forward: Op
     node: str
     backward: tuple[Op, ...]
+    weights: tuple[Op, ...] = ()
+
+    def part(self, kind: str) -> tuple[Op, ...]:
+        """Return what a whole backward runs (B), or one for the input (I) or the weights (W) alone."""
+        return {"B": (*self.backward, *self.weights), "I": self.backward, "W": self.weights}[kind]
 
 
 Block = tuple[Layer, ...]
@@ -38,9 +55,9 @@ class Program:
 
 def linear(tokens: int, inputs: int, outputs: int, *, bias: bool = False) -> Layer:
     """Return a linear layer, whose backward takes two matmuls of the same FLOPs."""
-    backward = (matmul(tokens, outputs, inputs, layout="nn"), matmul(inputs, tokens, outputs, layout="nt"))
+    backward, weights = matmul(tokens, outputs, inputs, layout="nn"), matmul(inputs, tokens, outputs, layout="nt")
     node = "AddmmBackward0" if bias else "MmBackward0"
-    return Layer(matmul(tokens, inputs, outputs, bias=bias), node, backward)
+    return Layer(matmul(tokens, inputs, outputs, bias=bias), node, (backward,), (weights,))
 
 
 def norm(tokens: int, hidden: int) -> Layer:
@@ -103,17 +120,23 @@ def forward(program: Program, blocks: Sequence[Block]) -> Saved:
 
 
 def backward(
-    program: Program, saved: Saved, *, recompute: bool = False, bucket: Callable[[], Collective] | None = None
+    program: Program,
+    saved: Saved,
+    *,
+    kind: str = "B",
+    recompute: bool = False,
+    bucket: Callable[[], Collective] | None = None,
 ) -> None:
-    """Run blocks backward, last first.
+    """Run blocks backward, last first: all of it (B), or what is for the input (I) or the weights (W).
 
     With `recompute` each block is a checkpoint, whose forward runs again in its first node. A `bucket` of gradients
     is launched in the middle of each block.
     """
     for block, sequences in reversed(saved):
-        recomputed = numbered(program, block) if recompute else ()
+        recomputed = numbered(program, block) if recompute and kind != "W" else ()
         for index, (layer, sequence) in enumerate(reversed(list(zip(block, sequences, strict=True)))):
-            program.add(Node(layer.node, sequence, layer.backward, recomputed if index == 0 else ()))
+            if ops := layer.part(kind):
+                program.add(Node(layer.node, sequence, ops, recomputed if index == 0 else ()))
             if bucket is not None and index == len(block) // 2:
                 program.add(bucket())
 
@@ -138,56 +161,72 @@ def transfer_ns(elements: int) -> int:
 
 @dataclass(frozen=True)
 class Seat:
-    """A rank's place in the pipeline: `peers` are the ranks of its column, by stage."""
+    """A rank's place in a pipeline of which `group` has the ranks in order; each holds as many stages as chunks."""
 
-    stage: int
+    position: int
     group: Group
-    elements: int = 0
+    elements: Callable[[int], int] = lambda _: 0  # of the messages of a micro-batch
     transfer_ns: int = 0
+    chunks: int = 1
 
-    @property
-    def previous(self) -> int | None:
-        """Rank of the stage before."""
-        return self.group.ranks[self.stage - 1] if self.stage else None
-
-    @property
-    def following(self) -> int | None:
-        """Rank of the stage after."""
-        return self.group.ranks[self.stage + 1] if self.stage + 1 < len(self.group.ranks) else None
-
-
-def one_f_one_b(stage: int, stages: int, microbatches: int) -> list[tuple[str, int]]:
-    """Return the order of forward (F) and backward (B) work of a stage.
-
-    >>> one_f_one_b(0, 2, 3)
-    [('F', 0), ('F', 1), ('B', 0), ('F', 2), ('B', 1), ('B', 2)]
-    """
-    ahead = min(stages - stage - 1, microbatches)
-    order = [("F", index) for index in range(ahead)]
-    for index in range(microbatches - ahead):
-        order += [("F", index + ahead), ("B", index)]
-    return order + [("B", index) for index in range(microbatches - ahead, microbatches)]
+    def peer(self, stage: int) -> int | None:
+        """Return the rank that holds a stage; None if there is no such stage."""
+        ranks = self.group.ranks
+        return ranks[stage % len(ranks)] if 0 <= stage < len(ranks) * self.chunks else None
 
 
 def pipeline_pass(
     program: Program,
     seat: Seat,
-    microbatches: int,
-    blocks: Callable[[int], Sequence[Block]],
+    order: Sequence[Task],
+    blocks: Callable[[Task], Sequence[Block]],
     *,
     recompute: bool = False,
-    before_forward: Callable[[int], Sequence[Instruction]] = lambda _: (),
+    annotated: bool = False,
+    before: Callable[[Task], Sequence[Instruction]] = lambda _: (),
 ) -> None:
-    """Run all micro-batches of a step in 1F1B order; `before_forward` adds work between a receive and its forward."""
-    saved: dict[int, Saved] = {}
-    for kind, index in one_f_one_b(seat.stage, len(seat.group.ranks), microbatches):
-        source, target = (seat.previous, seat.following) if kind == "F" else (seat.following, seat.previous)
-        if source is not None:
-            program.add(Recv(seat.group, source, seat.elements))
-        if kind == "F":
-            program.add(*before_forward(index))
-            saved[index] = forward(program, blocks(index))
+    """Run all micro-batches of a step in an order; `before` adds what comes between a receive and its task.
+
+    Where it is `annotated`, rows name each task and message as the multi-stage schedules of PyTorch do.
+    """
+    saved: dict[tuple[int, int], Saved] = {}
+    for task in order:
+        model = (task.stage, task.microbatch)
+        onward = 1 if task.kind == "F" else -1
+        if task.kind != "W":
+            program.add(*receive(seat, task, task.stage - onward, annotated=annotated))
+        program.add(*before(task), Enter(task, f"PP:{task}" if annotated else ""))
+        if task.kind == "F":
+            saved[model] = forward(program, blocks(task))
         else:
-            backward(program, saved.pop(index), recompute=recompute)
-        if target is not None:
-            program.add(Send(seat.group, target, seat.elements, seat.transfer_ns))
+            backward(program, saved[model], kind=task.kind, recompute=recompute)
+        program.add(Leave())
+        if task.kind != "W":
+            program.add(*send(seat, task, task.stage + onward, annotated=annotated))
+
+
+def receive(seat: Seat, task: Task, source: int, *, annotated: bool) -> list[Instruction]:
+    """Return how a rank gets what a task needs, if another stage makes it."""
+    peer = seat.peer(source)
+    if peer is None:
+        return []
+    message = Recv(seat.group, peer, seat.elements(task.microbatch), replace(task, stage=source))
+    return [Enter(annotation=message_name("RECV", task)), message, Leave()] if annotated else [message]
+
+
+def send(seat: Seat, task: Task, target: int, *, annotated: bool) -> list[Instruction]:
+    """Return how a rank passes on what a task made, if another stage needs it."""
+    peer = seat.peer(target)
+    if peer is None:
+        return []
+    message = Send(seat.group, peer, seat.elements(task.microbatch), seat.transfer_ns, task)
+    return [Enter(annotation=message_name("SEND", task)), message, Leave()] if annotated else [message]
+
+
+def message_name(verb: str, task: Task) -> str:
+    """Return the annotation of a message.
+
+    >>> message_name("RECV", Task(2, "I", 5))
+    'PP:2RECV_B5'
+    """
+    return f"PP:{task.stage}{verb}_{'F' if task.kind == 'F' else 'B'}{task.microbatch}"
