@@ -1,7 +1,7 @@
-"""Split the compute time of each rank and step: recomputed, achieved at the peak rate, below the roof by family."""
+"""Split compute time: recomputed, achieved, memory floor, slowed by overlap, slow GPU, below the roof by family."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +11,11 @@ from traceaudit.account import RankAccount
 from traceaudit.errors import ModelFlopsError
 from traceaudit.intervals import Array
 from traceaudit.leaves import FAMILIES, Leaf
-from traceaudit.model import Numerator, Peak
+from traceaudit.model import MIXED_SHARE, Numerator, Peak
+from traceaudit.sanity import counted_beyond_declared, recompute_differs, too_much_declared
 
 Matrix = npt.NDArray[np.float64]
+COMPARED_COVERAGE = 0.95  # of matmul and attention time with counted FLOPs, from which they are held against declared
 MIN_COVERAGE = 0.5  # of matmul and attention time with counted FLOPs, below which counting makes no MFU
 
 
@@ -27,7 +29,11 @@ class Split:
         source: "declared" or "counted" where split.
         counted_flops: FLOPs counted from shapes without recompute, all traced ranks, by step.
         coverage: share of matmul and attention time in kernels whose FLOPs are counted; None without such kernels.
-        recomputed_ns: time the counted recomputed FLOPs would take at the peak rate; None where not known.
+        roofline_coverage: share of compute time in kernels whose FLOPs or bytes are known; None without compute.
+        mixed: achieved time is that of several element types, each at its own peak.
+        recomputed_ns: time the counted recomputed FLOPs would take at the peak rate, and those that kernels run beyond
+            the model's (the scores of attention, again in its backward); None where not known.
+        recomputed_by_step: the same by step.
         warnings: what the reader should know.
     """
 
@@ -39,6 +45,9 @@ class Split:
     coverage: float | None
     recomputed_ns: int | None
     warnings: tuple[str, ...]
+    roofline_coverage: float | None = None
+    mixed: bool = False
+    recomputed_by_step: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,11 @@ class _Work:
     flops: Matrix
     coverage: float | None
     slow: Array
+    again: Matrix  # by row: FLOPs run beyond the model's, at peak, ns
+    floor: Array
+    overlap: Array
+    roofline_coverage: float | None
+    rates: frozenset[float]  # of the counted FLOPs, that matter
 
 
 def split_compute(
@@ -99,12 +113,31 @@ def split_compute(
         source = "counted"
     else:
         achieved, notes = _declared(work, model, peak, world_size)
+        traced = len(np.unique(work.keys["rank"])) if len(work.keys) else 1
+        attention = work.flops[:, 1].sum() / max(work.flops.sum(), 1.0)
+        covered = (work.coverage or 0.0) >= COMPARED_COVERAGE
+        notes += counted_beyond_declared(model, counted, attention, world_size / traced, covered=covered)
+        notes += recompute_differs(model, int(work.recompute.sum()), int(work.own.sum()))
         warnings += notes
         source = "declared"
+    warnings += peak.notes
     leaves = _leaves(work, _by_family(work, achieved))
     known = has_shapes and bool((work.recompute == 0).all() or work.recompute_roof.sum() > 0)
-    recomputed = round(float(work.recompute_roof.sum())) if known else None
-    return Split(leaves, True, "", source, counted, work.coverage, recomputed, tuple(warnings))
+    extra = work.recompute_roof + work.again
+    by_step = {int(step): round(float(extra[work.keys["step"] == step].sum())) for step in counted}
+    return Split(
+        leaves,
+        True,
+        "",
+        source,
+        counted,
+        work.coverage,
+        round(float(extra.sum())) if known else None,
+        tuple(warnings),
+        work.roofline_coverage,
+        len(peak.shares) > 1 or (source == "counted" and len(work.rates) > 1),
+        by_step if known else {},
+    )
 
 
 def _work(accounts: Sequence[RankAccount], windows: pd.DataFrame, peak: Peak | None, excess: pd.DataFrame) -> _Work:
@@ -128,12 +161,54 @@ def _work(accounts: Sequence[RankAccount], windows: pd.DataFrame, peak: Peak | N
     np.add.at(flops, (row[~again], column[~again]), work[~again])
     np.add.at(recompute, row[again], ns[again])
     np.add.at(recompute_roof, row[again], (work / rate)[again])
-    over = excess.merge(keys, on=["rank", "step"])
-    slow = np.zeros(own.shape, np.int64)
-    row = pd.MultiIndex.from_frame(keys).get_indexer(pd.MultiIndex.from_frame(over[["rank", "step"]]))
-    column = np.searchsorted([int(family) for family in FAMILIES], over["family"].to_numpy())
-    np.add.at(slow, (row, column), over["ns"].to_numpy(dtype=np.int64))
-    return _Work(keys, own, roof, recompute, recompute_roof, flops, _coverage(table[~again]), slow)
+    more = np.zeros(len(keys))
+    executed = table["executed"].to_numpy()
+    np.add.at(more, row[~again], ((executed - work) / rate)[~again])
+    weights = pd.Series(work[~again]).groupby(rate[~again]).sum() if len(table) else pd.Series(dtype=float)
+    mattering = frozenset(float(value) for value in weights.index[weights > MIXED_SHARE * weights.sum()])
+    whole = int(table["ns"].sum())
+    return _Work(
+        keys,
+        own,
+        roof,
+        recompute,
+        recompute_roof,
+        flops,
+        _coverage(table[~again]),
+        _by_row(keys, excess),
+        np.maximum(more, 0.0),
+        _floors(accounts, keys, peak),
+        _by_row(keys, _joined([a.overlap.assign(rank=a.rank) for a in accounts if a.steps is not None])),
+        int(table["known_ns"].sum()) / whole if whole else None,
+        mattering,
+    )
+
+
+def _joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    return pd.concat(frames, ignore_index=True)
+
+
+def _by_row(keys: pd.DataFrame, table: pd.DataFrame) -> Array:
+    """Return ``rank, step, family, ns`` as a matrix of rows `keys` and families."""
+    own = table.merge(keys, on=["rank", "step"])
+    result = np.zeros((len(keys), len(FAMILIES)), np.int64)
+    row = pd.MultiIndex.from_frame(keys).get_indexer(pd.MultiIndex.from_frame(own[["rank", "step"]]))
+    column = np.searchsorted([int(family) for family in FAMILIES], own["family"].to_numpy())
+    np.add.at(result, (row, column), own["ns"].to_numpy(dtype=np.int64))
+    return result
+
+
+def _floors(accounts: Sequence[RankAccount], keys: pd.DataFrame, peak: Peak | None) -> Array:
+    """Return the time that moving the bytes takes beyond the FLOPs at peak, capped by the time of the kernels."""
+    table = _joined([a.work.assign(rank=a.rank) for a in accounts if a.steps is not None])
+    if peak is None or peak.hbm_gbps is None or not len(table):
+        return np.zeros((len(keys), len(FAMILIES)), np.int64)
+    table = table[~table["recompute"].astype(np.bool_)]
+    rate = {dtype: peak.flop_per_ns(dtype) or peak.flop_per_ns("") or np.inf for dtype in table["dtype"].unique()}
+    flops = table["executed"] / table["dtype"].map(rate).astype(np.float64)
+    each = np.maximum(0.0, table["bytes"] / peak.hbm_gbps - flops)  # GB/s are bytes a nanosecond
+    floor = np.minimum(np.floor(each * table["count"]), table["ns"]).astype(np.int64)
+    return _by_row(keys, table.assign(ns=floor))
 
 
 def _coverage(table: pd.DataFrame) -> float | None:
@@ -145,7 +220,7 @@ def _coverage(table: pd.DataFrame) -> float | None:
 
 def _declared(work: _Work, model: Numerator, peak: Peak, world_size: int) -> tuple[Array, list[str]]:
     """Spread the declared FLOPs of each step over its ranks: by counted FLOPs where known, else equally."""
-    rate = peak.flop_per_ns("")
+    rate = peak.mixed_flop_per_ns()
     if rate is None:
         raise ModelFlopsError(f"{peak.gpu} has no {peak.dtype} rate in the peak table; pass --peak-tflops.")
     achieved = np.zeros(len(work.keys), np.int64)
@@ -157,7 +232,10 @@ def _declared(work: _Work, model: Numerator, peak: Peak, world_size: int) -> tup
         weight = work.flops[rows].sum(axis=1)
         weight = weight if (weight > 0).all() else np.ones(len(rows))
         if total > available[rows].sum():
-            raise ModelFlopsError(_too_much_declared(int(step), total, int(available[rows].sum()), model, peak))
+            counted = float(work.flops[rows].sum()) * world_size / len(rows)
+            raise ModelFlopsError(
+                too_much_declared(int(step), total, int(available[rows].sum()), model, peak, counted, world_size)
+            )
         share = _shares(total, weight)
         if (share > available[rows]).any():
             notes.append(
@@ -211,9 +289,19 @@ def _by_family(work: _Work, achieved: Array) -> Array:
 
 
 def _leaves(work: _Work, taken: Array) -> pd.DataFrame:
-    slow = np.minimum(work.slow, work.own - taken)
-    below = work.own - taken - slow
-    columns = [(Leaf.KERNELS, work.recompute), (Leaf.MODEL_FLOPS, taken.sum(axis=1)), (Leaf.SLOW_GPU, slow.sum(axis=1))]
+    """Give each family's time in the order of the rules; each leaf is capped by what those before it left."""
+    left = work.own - taken
+    floor = np.minimum(work.floor, left)
+    overlap = np.minimum(work.overlap, left - floor)
+    slow = np.minimum(work.slow, left - floor - overlap)
+    below = left - floor - overlap - slow
+    columns = [
+        (Leaf.KERNELS, work.recompute),
+        (Leaf.MODEL_FLOPS, taken.sum(axis=1)),
+        (Leaf.MEMORY_FLOOR, floor.sum(axis=1)),
+        (Leaf.SLOWED_BY_OVERLAP, overlap.sum(axis=1)),
+        (Leaf.SLOW_GPU, slow.sum(axis=1)),
+    ]
     columns += [(family, below[:, index]) for index, family in enumerate(FAMILIES)]
     return pd.concat([work.keys.assign(leaf=int(leaf), ns=ns) for leaf, ns in columns], ignore_index=True)
 
@@ -223,17 +311,7 @@ def _whole(work: _Work, reason: str, counted: dict[int, float]) -> Split:
     whole = work.own.sum(axis=1) - slow
     columns = [(Leaf.KERNELS, work.recompute), (Leaf.NOT_SPLIT, whole), (Leaf.SLOW_GPU, slow)]
     leaves = pd.concat([work.keys.assign(leaf=int(leaf), ns=ns) for leaf, ns in columns], ignore_index=True)
-    return Split(leaves, False, reason, None, counted, work.coverage, None, ())
-
-
-def _too_much_declared(step: int, needed: int, available: int, model: Numerator, peak: Peak) -> str:
-    factors = ", ".join(f"{name} = {value:g} ({source})" for name, value, source in model.factors)
-    return (
-        f"step {step}: the declared FLOPs need {needed / 1e6:.3f} ms at the peak of {peak.tflops[peak.dtype]:g} "
-        f"TFLOP/s {peak.dtype} ({peak.source}), but the traced ranks computed only {available / 1e6:.3f} ms without "
-        f"recompute: {needed / max(available, 1):.2f} times too much. Check {factors}; is the peak dense, do the "
-        "tokens count one optimizer step of the whole job, and is the model the one that was traced?"
-    )
+    return Split(leaves, False, reason, None, counted, work.coverage, None, (), work.roofline_coverage)
 
 
 def _too_much_counted(work: _Work, achieved: Array, over: npt.NDArray[np.bool_], peak: Peak) -> str:
