@@ -1,193 +1,43 @@
 """Why the GPU of a rank was idle, or only copied to or from the host (attribution rule 3.4)."""
 
-import re
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from traceaudit.classify import State, enclosing, thread_keys
-from traceaudit.events import HOST_KINDS, Kind, Trace
-from traceaudit.intervals import Array, Intervals, complement, cross, difference, intersection, outside, union
+from traceaudit.edges import recorded_dependencies
+from traceaudit.events import Kind, Trace
+from traceaudit.host_calls import ORDER, Host, host_activity
+from traceaudit.intervals import Array, Intervals, complement, cross, intersection, outside, union
 from traceaudit.leaves import Leaf
-from traceaudit.nesting import is_leaf
-from traceaudit.steps import LAUNCH_CALL
+from traceaudit.steps import queued_before
 
 DEPENDENCY_NS = 5_000  # an activity that ended this shortly before another on a different stream released it
 LATENCY_LIMIT_NS = 100_000  # a launched kernel that waits longer waits for something that was not recorded
-STALL_NS = 1_000_000  # one call this long with nothing beneath it is no launch loop
-HOLE_NS = 100_000  # operators and launches closer than this are back to back; between them runs Python
 LOOK_BACK = 16  # activities inspected before a gap's end
-
-# What the host did, by the names of its calls; the first cause that holds at an instant takes it.
-CAUSES: tuple[tuple[Leaf, tuple[Kind, ...], re.Pattern[str]], ...] = (
-    (
-        Leaf.CHECKPOINT,
-        HOST_KINDS,
-        re.compile(
-            r"(?:save|saving)\w*[_. -]?(?:checkpoint|ckpt)|(?:checkpoint|ckpt)\w*[_. :-]*sav"
-            r"|torch/serialization\.py\(\d+\): save|distributed/checkpoint/.*save|dist_checkpointing/.*save",
-            re.I,
-        ),
-    ),
-    (
-        Leaf.DATA_LOADER,
-        HOST_KINDS,
-        re.compile(
-            r"^enumerate\((?:DataLoader|DataPipe)\)|DataLoaderIter\.__next__|dataloader\.py\(\d+\): __next__"
-            r"|^\W*(?:data_?load(?:er|ing)?|(?:get|next|fetch|fetching|load)_?batch|load_?data)\b",
-            re.I,
-        ),
-    ),
-    (Leaf.GC, HOST_KINDS, re.compile(r"^Python GC|gc\.collect|built-in function collect>")),
-    (
-        Leaf.COMPILE,
-        HOST_KINDS,
-        re.compile(r"\(dynamo_timed\)|autotun|_compile\.|compile_fx|(?:cu|cuda|hip)(?:Module|Library)Load"),
-    ),
-    (
-        Leaf.ALLOCATOR,
-        (Kind.RUNTIME,),
-        re.compile(
-            r"^(?:cuda|hip)(?:Malloc|Free|HostAlloc|HostMalloc|HostFree|HostRegister)|^(?:cu|hip)Mem(?:Create|Map|Unmap|Release)"
-        ),
-    ),
-    (
-        Leaf.LATE_RANK,
-        HOST_KINDS,
-        re.compile(r"^gloo:|monitored_barrier|store_(?:based_)?barrier|TCPStore|(?:broadcast|gather|scatter)_object"),
-    ),
-    (
-        Leaf.HOST_SYNC,
-        HOST_KINDS,
-        re.compile(
-            r"^(?:cuda|hip|cu)(?:Device|Stream|Event|Ctx)Synchronize|^(?:cuda|hip)Memcpy(?:WithStream|\dD)?$"
-            r"|^aten::(?:item|_local_scalar_dense|is_nonzero|nonzero|equal)$"
-        ),
-    ),
-)
-WIDE_ANNOTATION = re.compile(r"^ProfilerStep#")
-
-
-@dataclass(frozen=True)
-class Host:
-    """What the host threads of a rank did, by thread.
-
-    Attributes:
-        causes: spans of each cause of `CAUSES` by thread key, as unions.
-        looping: operators and launches back to back, by thread key.
-        calling: any call or annotation of interest, by thread key; outside it a thread is blocked or in plain Python.
-        threads: thread keys, those that launch first.
-    """
-
-    causes: dict[Leaf, dict[int, Intervals]]
-    looping: dict[int, Intervals]
-    calling: dict[int, Intervals]
-    threads: tuple[int, ...]
-
-
-def host_activity(trace: Trace, activities: pd.DataFrame) -> Host:
-    """Sort the host rows of a rank by what they would mean for an idle GPU."""
-    events = trace.events
-    keys = thread_keys(events)
-    kinds, codes = events["kind"].to_numpy(), events["name"].cat.codes.to_numpy()
-    spans = Intervals(events["start_ns"].to_numpy(), events["end_ns"].to_numpy())
-    names = [str(name) for name in events["name"].cat.categories]
-    launching = np.zeros(len(events), np.bool_)
-    linked = activities["launch"].to_numpy()
-    launching[linked[linked >= 0]] = True
-    launching |= (kinds == Kind.RUNTIME) & np.array([bool(LAUNCH_CALL.search(name)) for name in names], np.bool_)[codes]
-    first_launch = _first_launches(activities, events)
-    causes: dict[Leaf, dict[int, Intervals]] = {leaf: {} for leaf, _, _ in CAUSES}
-    looping, calling = {}, {}
-    host = np.flatnonzero(np.isin(kinds, HOST_KINDS))
-    threads = _by_launches(keys, host, launching)
-    matches = [
-        (leaf, np.isin(kinds, allowed) & np.array([bool(pattern.search(name)) for name in names], np.bool_)[codes])
-        for leaf, allowed, pattern in CAUSES
-    ]
-    blocking = np.zeros(len(events), np.bool_)
-    pageable = activities["launch"].to_numpy()[activities["pageable"].to_numpy() & (linked >= 0)]
-    blocking[pageable] = True
-    wide = np.array([bool(WIDE_ANNOTATION.search(name)) for name in names], np.bool_)[codes]
-    for key in threads:
-        own = host[keys[host] == key]
-        stalled = _stalled_calls(spans, kinds, own)
-        for leaf, matching in matches:
-            rows = own[matching[own] | (blocking[own] if leaf == Leaf.HOST_SYNC else False)]
-            start, end = spans.start[rows], spans.end[rows]
-            if leaf == Leaf.HOST_SYNC:
-                end = _refilled(end, np.sort(spans.start[own[launching[own]]]))
-            if leaf == Leaf.COMPILE:
-                lazy = own[stalled & first_launch[own]]
-                start, end = np.concatenate((start, spans.start[lazy])), np.concatenate((end, spans.end[lazy]))
-            causes[leaf][key] = union(start, end)
-        calls = own[np.isin(kinds[own], (Kind.RUNTIME, Kind.OPERATOR))]
-        loop = _closed(union(spans.start[calls], spans.end[calls]))
-        still = own[stalled]
-        looping[key] = difference(loop, union(spans.start[still], spans.end[still]))
-        marked = own[~wide[own]]
-        calling[key] = _closed(union(spans.start[marked], spans.end[marked]))
-    return Host(causes, looping, calling, threads)
-
-
-def _by_launches(keys: Array, host: npt.NDArray[np.intp], launching: npt.NDArray[np.bool_]) -> tuple[int, ...]:
-    found, inverse = np.unique(keys[host], return_inverse=True)
-    count = np.bincount(inverse, launching[host], len(found))
-    return tuple(int(found[index]) for index in np.argsort(-count, kind="stable"))
-
-
-def _first_launches(activities: pd.DataFrame, events: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Tell which rows are the first launch of their kernel in the trace."""
-    first = np.zeros(len(events), np.bool_)
-    linked = activities[activities["launch"] >= 0].sort_values("launch", kind="stable")
-    code = events["name"].cat.codes.to_numpy()[linked["row"].to_numpy()]
-    first[linked["launch"].to_numpy()[np.unique(code, return_index=True)[1]]] = True
-    return first
-
-
-def _stalled_calls(spans: Intervals, kinds: npt.NDArray[np.int8], own: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
-    """Tell which calls of one thread are long and have nothing beneath them."""
-    call = np.isin(kinds[own], (Kind.RUNTIME, Kind.OPERATOR))
-    long = spans.end[own] - spans.start[own] > STALL_NS
-    return np.asarray(call & long & is_leaf(Intervals(spans.start[own], spans.end[own])))
-
-
-def _refilled(end: Array, launches: Array) -> Array:
-    """Extend the end of a synchronisation to the start of the next launch: the drained queue refills."""
-    if not len(launches):
-        return end
-    slot = np.searchsorted(launches, end, side="left")
-    return np.where(slot < len(launches), launches[np.minimum(slot, len(launches) - 1)], end)
-
-
-def _closed(spans: Intervals) -> Intervals:
-    """Close holes too short to be anything but Python between two calls."""
-    if len(spans.start) < 2:
-        return spans
-    apart = spans.start[1:] - spans.end[:-1] > HOLE_NS
-    return Intervals(
-        spans.start[np.concatenate(([True], apart))],
-        spans.end[np.concatenate((apart, [True]))],
-    )
+COLUMNS = ("start_ns", "end_ns", "leaf", "after", "ender", "thread", "dependency")
 
 
 def resolve(
-    trace: Trace, activities: pd.DataFrame, pieces: pd.DataFrame, main_thread: tuple[int, int] | None
+    trace: Trace,
+    activities: pd.DataFrame,
+    pieces: pd.DataFrame,
+    main_thread: tuple[int, int] | None,
+    host: Host | None = None,
 ) -> pd.DataFrame:
     """Give a leaf to every idle and host-copy piece of the base states.
 
-    Returns a table of parts that partition those pieces: ``start_ns``, ``end_ns``, ``leaf`` (`Leaf`) and ``after``:
-    the communication that just ended and is charged with the idle time, whose leaf is decided later; -1 elsewhere.
+    Returns a table of parts that partition those pieces: ``start_ns``, ``end_ns``, ``leaf`` (`Leaf`), ``after``: the
+    communication that just ended and is charged with the idle time, whose leaf is decided later, -1 elsewhere;
+    ``ender``: the activity that ended the gap, or the copy, -1 if none; ``thread``: key of the thread that was late,
+    -1 where none was; ``dependency``: the activity that the ender waited for, -1 where unknown.
     """
-    host = host_activity(trace, activities)
+    host = host_activity(trace, activities) if host is None else host
     idle = pieces[pieces["state"] == State.IDLE]
     copying = pieces[pieces["state"] == State.HOST_COPY]
     copy_leaf = _copy_leaves(trace, activities, host)
-    copies = copying.assign(leaf=copy_leaf[copying["owner"].to_numpy()], after=-1)[
-        ["start_ns", "end_ns", "leaf", "after"]
-    ]
+    owner = copying["owner"].to_numpy()
+    copies = _labelled(copying["start_ns"].to_numpy(), copying["end_ns"].to_numpy(), copy_leaf[owner], ender=owner)
     parts = [copies, *_idle_parts(trace, activities, idle, host, copy_leaf, main_thread)]
     return pd.concat([part for part in parts if len(part)], ignore_index=True) if any(map(len, parts)) else copies
 
@@ -205,23 +55,41 @@ def _idle_parts(
     keys = thread_keys(events)
     start, end = idle["start_ns"].to_numpy(), idle["end_ns"].to_numpy()
     ender = idle["owner"].to_numpy()
-    launch = np.where(ender >= 0, activities["launch"].to_numpy()[np.maximum(ender, 0)] if len(activities) else -1, -1)
+    known = np.maximum(ender, 0)
+    launch = np.where(ender >= 0, activities["launch"].to_numpy()[known] if len(activities) else -1, -1)
     tail = ender < 0
     launched = np.minimum(events["end_ns"].to_numpy()[np.maximum(launch, 0)], end) if len(events) else end
+    if len(activities):
+        # The rest of a graph waits for its kernels before, unless the call still holds it back (HIP enqueues node by
+        # node); what was queued before the recording waits for the GPU.
+        held = (launched > start) & (end - start > LATENCY_LIMIT_NS)
+        ready = (_later_of_launch(activities)[known] & ~held) | queued_before(activities)[known]
+        launched = np.where(ready, start, launched)
+        launch = np.where(ready & ~tail & (launch < 0), 0, launch)
     missing = ~tail & (launch < 0)
     early = ~tail & ~missing & (launched <= start)
     late = ~tail & ~missing & ~early
     main = _main_key(main_thread, host)
-    thread = np.where(tail, main, keys[np.maximum(launch, 0)])
+    thread = np.where(tail, main, keys[np.maximum(launch, 0)] if len(keys) else main)
     split = np.where(late, launched, np.where(tail, end, start))
-    released = _released_by(activities, end, ender, early)
+    released, recorded = _released_by(trace, activities, start, end, ender, early)
     parts = [
-        _labelled(start[missing], end[missing], Leaf.LAUNCH_MISSING),
-        *_host_parts(start, split, thread, late | tail, host),
-        _labelled(split[late], end[late], _latency(end[late] - split[late])),
-        *_dependency_parts(start[early], end[early], released[early], activities, copy_leaf),
+        _labelled(start[missing], end[missing], Leaf.LAUNCH_MISSING, ender=ender[missing]),
+        *_host_parts(start, split, thread, ender, late | tail, host),
+        _labelled(split[late], end[late], _latency(end[late] - split[late]), ender=ender[late]),
+        _dependency_parts(
+            start[early], end[early], ender[early], released[early], recorded[early], activities, copy_leaf
+        ),
     ]
     return [part[part["end_ns"] > part["start_ns"]] for part in parts]
+
+
+def _later_of_launch(activities: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Tell which activities are not the first that their launch started: those of a CUDA graph after its first."""
+    launch = activities["launch"].to_numpy()
+    later = np.ones(len(launch), np.bool_)
+    later[np.unique(launch, return_index=True)[1]] = False  # activities are in the order of their starts
+    return np.asarray(later & (launch >= 0))
 
 
 def _main_key(main_thread: tuple[int, int] | None, host: Host) -> int:
@@ -230,9 +98,26 @@ def _main_key(main_thread: tuple[int, int] | None, host: Host) -> int:
     return int(np.int64(main_thread[0]) * np.int64(1_000_003) + np.int64(main_thread[1]))
 
 
-def _labelled(start: Array, end: Array, leaf: Leaf | Array, after: Array | int = -1) -> pd.DataFrame:
+def _labelled(
+    start: Array,
+    end: Array,
+    leaf: Leaf | Array,
+    after: Array | int = -1,
+    *,
+    ender: Array | int = -1,
+    thread: int = -1,
+    dependency: Array | int = -1,
+) -> pd.DataFrame:
     return pd.DataFrame(
-        {"start_ns": start, "end_ns": end, "leaf": np.int64(leaf) if isinstance(leaf, Leaf) else leaf, "after": after}
+        {
+            "start_ns": start,
+            "end_ns": end,
+            "leaf": np.int64(leaf) if isinstance(leaf, Leaf) else leaf,
+            "after": after,
+            "ender": ender,
+            "thread": np.int64(thread),
+            "dependency": dependency,
+        }
     )
 
 
@@ -240,12 +125,22 @@ def _latency(length: Array) -> Array:
     return np.where(length > LATENCY_LIMIT_NS, int(Leaf.NOT_STARTED), int(Leaf.LAUNCH_LATENCY))
 
 
-def _released_by(activities: pd.DataFrame, end: Array, ender: Array, asked: npt.NDArray[np.bool_]) -> Array:
-    """Return for gaps the activity on another stream that ended last, shortly before the gap's end; -1 if none."""
+def _released_by(
+    trace: Trace, activities: pd.DataFrame, start: Array, end: Array, ender: Array, asked: npt.NDArray[np.bool_]
+) -> tuple[Array, npt.NDArray[np.bool_]]:
+    """Return for gaps the activity on another stream that released what ended them, -1 if none, and if it is recorded.
+
+    That is the activity a recorded event names, if it ended last of all; else the one that ended last on another
+    stream, shortly before the gap's end.
+    """
     result = np.full(len(end), -1, np.int64)
     if not len(activities):
-        return result
+        return result, np.zeros(len(end), np.bool_)
     ends, streams = activities["end_ns"].to_numpy(), activities["stream"].to_numpy()
+    named = recorded_dependencies(trace, activities)[np.maximum(ender, 0)]
+    ended = ends[np.maximum(named, 0)]
+    recorded = asked & (named >= 0) & (ended > start - DEPENDENCY_NS) & (ended <= end)
+    result = np.where(recorded, named, result)
     order = np.argsort(ends, kind="stable")
     position = np.searchsorted(ends[order], end, side="right")
     own = streams[np.maximum(ender, 0)]
@@ -253,46 +148,47 @@ def _released_by(activities: pd.DataFrame, end: Array, ender: Array, asked: npt.
         candidate = order[np.maximum(position - back, 0)]
         fits = (position >= back) & (ends[candidate] >= end - DEPENDENCY_NS) & (streams[candidate] != own)
         result = np.where(asked & fits & (result < 0), candidate, result)
-    return result
+    return result, recorded
 
 
 def _dependency_parts(
-    start: Array, end: Array, released: Array, activities: pd.DataFrame, copy_leaf: Array
-) -> list[pd.DataFrame]:
+    start: Array,
+    end: Array,
+    ender: Array,
+    released: Array,
+    recorded: npt.NDArray[np.bool_],
+    activities: pd.DataFrame,
+    copy_leaf: Array,
+) -> pd.DataFrame:
     """Charge gaps of kernels that were launched in time to what released them, else to the launch."""
     state = np.where(
         released >= 0, activities["state"].to_numpy()[np.maximum(released, 0)] if len(activities) else 0, -1
     )
     after = np.where(state == State.COMMUNICATION, released, -1)
     leaf = _latency(end - start)
-    leaf = np.where(state == State.COMPUTE, int(Leaf.LAUNCH_LATENCY), leaf)
+    leaf = np.where((state == State.COMPUTE) & ~recorded, int(Leaf.LAUNCH_LATENCY), leaf)
     if len(copy_leaf):
         leaf = np.where(state == State.HOST_COPY, copy_leaf[np.maximum(released, 0)], leaf)
-    return [_labelled(start, end, leaf, after)]
+    return _labelled(start, end, leaf, after, ender=ender, dependency=released)
 
 
 def _host_parts(
-    start: Array, end: Array, thread: Array, chosen: npt.NDArray[np.bool_], host: Host
+    start: Array, end: Array, thread: Array, ender: Array, chosen: npt.NDArray[np.bool_], host: Host
 ) -> list[pd.DataFrame]:
     """Split the host's share of gaps by what the launching thread did, or the threads it was blocked on."""
     parts = []
     for key in np.unique(thread[chosen]):
-        own = chosen & (thread == key) & (end > start)
-        rest = union_of_disjoint(start[own], end[own])
+        own = np.flatnonzero(chosen & (thread == key) & (end > start))
+        own = own[np.argsort(start[own], kind="stable")]
+        rest, gap = Intervals(start[own], end[own]), ender[own]
         blocked = _blocked(int(key), host, rest)
         for leaf, cover in _covers(int(key), host, blocked):
             taken = cross(rest, cover)
-            parts.append(_labelled(taken.start, taken.end, leaf))
+            parts.append(_labelled(taken.start, taken.end, leaf, ender=gap[taken.left], thread=int(key)))
             left = outside(rest, cover)
-            rest = Intervals(left.start, left.end)
-        parts.append(_labelled(rest.start, rest.end, Leaf.OTHER_HOST))
+            rest, gap = Intervals(left.start, left.end), gap[left.left]
+        parts.append(_labelled(rest.start, rest.end, Leaf.OTHER_HOST, ender=gap, thread=int(key)))
     return parts
-
-
-def union_of_disjoint(start: Array, end: Array) -> Intervals:
-    """Return disjoint intervals in order, without joining those that touch."""
-    order = np.argsort(start, kind="stable")
-    return Intervals(start[order], end[order])
 
 
 def _blocked(key: int, host: Host, rest: Intervals) -> Intervals:
@@ -304,9 +200,17 @@ def _blocked(key: int, host: Host, rest: Intervals) -> Intervals:
 
 
 def _covers(key: int, host: Host, blocked: Intervals) -> list[tuple[Leaf, Intervals]]:
-    """Return the causes in order, each with the time it held on the thread or on one it was blocked on."""
-    layers = [(leaf, host.causes[leaf]) for leaf, _, _ in CAUSES] + [(Leaf.LAUNCH_BOUND, host.looping)]
-    result = []
+    """Return the causes in order, each with the time it held on the thread or on one it was blocked on.
+
+    Between a checkpoint's copies and the next launch it is the checkpoint's unless something else held.
+    """
+    layers: list[tuple[Leaf, dict[int, Intervals]]] = [
+        *((leaf, host.causes[leaf]) for leaf in ORDER if leaf != Leaf.HOST_SYNC),
+        (Leaf.CHECKPOINT, host.bursts.refill),
+        (Leaf.HOST_SYNC, host.causes[Leaf.HOST_SYNC]),
+        (Leaf.LAUNCH_BOUND, host.looping),
+    ]
+    result: list[tuple[Leaf, Intervals]] = []
     for leaf, by_thread in layers:
         own = by_thread.get(key, Intervals(blocked.start[:0], blocked.end[:0]))
         others = [intersection(spans, blocked) for other, spans in by_thread.items() if other != key]
@@ -331,7 +235,7 @@ def _copy_leaves(trace: Trace, activities: pd.DataFrame, host: Host) -> Array:
     called = np.where(
         launch >= 0, events["start_ns"].to_numpy()[np.maximum(launch, 0)], activities["start_ns"].to_numpy()
     )
-    saved = _holds(host.causes[Leaf.CHECKPOINT], called)
+    saved = _holds(host.causes[Leaf.CHECKPOINT], called) | host.bursts.copy
     end = activities["end_ns"].to_numpy()
     to_host = activities["to_host"].to_numpy()
     awaited = _holds(host.causes[Leaf.HOST_SYNC], end) | activities["pageable"].to_numpy()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from traceaudit.errors import InputError
@@ -96,12 +97,17 @@ def launch_times(trace: Trace, activities: pd.DataFrame) -> Array:
     starts = trace.events["start_ns"].to_numpy()
     launch = activities["launch"].to_numpy()
     own = activities["start_ns"].to_numpy()
-    linked = launch >= 0
+    queued = queued_before(activities)
+    return np.where(launch >= 0, starts[np.maximum(launch, 0)], np.where(queued, np.iinfo(np.int64).min, own))
+
+
+def queued_before(activities: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Tell which activities were queued before the recording: without a launch, before the first linked of a stream."""
+    linked = activities["launch"].to_numpy() >= 0
+    own = activities["start_ns"].to_numpy()
     first = pd.Series(np.where(linked, own, np.iinfo(np.int64).max)).groupby(activities["stream"].to_numpy())
     first_linked = first.transform("min").to_numpy()
-    has_linked = first_linked < np.iinfo(np.int64).max
-    queued = ~linked & has_linked & (own < first_linked)
-    return np.where(linked, starts[np.maximum(launch, 0)], np.where(queued, np.iinfo(np.int64).min, own))
+    return np.asarray(~linked & (first_linked < np.iinfo(np.int64).max) & (own < first_linked))
 
 
 def _all_windows(trace: Trace, activities: pd.DataFrame, launched: Array, selection: Selection) -> Steps:
