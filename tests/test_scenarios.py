@@ -15,6 +15,9 @@ from traceaudit.simulate import SCENARIOS
 Directory = Callable[[str], Path]
 
 
+POOLED = ("exposed_comm/pp", "unattributed/other")  # into which the waits of a pipeline may divide, too
+
+
 def truth_of(directory: Path) -> dict[str, Any]:
     """Return the planted answer."""
     truth: dict[str, Any] = json.loads((directory / "truth.json").read_text())
@@ -36,8 +39,11 @@ def grouped(truth: dict[str, Any], leaf: str) -> str:
     bucket, name = leaf.split("/")
     if bucket in ("compute", "achieved", "sub_roofline"):
         return "compute"
-    mixed = truth.get("straggler_leaves_mixed", False) and bucket == "straggler" and name != "slow_gpu"
-    return "straggler/waits" if mixed else leaf
+    if truth.get("pipeline_leaves_mixed", False) and (bucket == "pipeline_bubble" or leaf in POOLED):
+        return "waits"
+    if truth.get("straggler_leaves_mixed", False) and bucket == "straggler" and name != "slow_gpu":
+        return "waits"
+    return leaf
 
 
 def found(audit: Audit, truth: dict[str, Any]) -> dict[tuple[int, int, str], int]:

@@ -1,20 +1,35 @@
 """One rank's account: all that the job needs to know of a trace, small enough to keep for every rank."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from traceaudit.classify import State, activities, enclosing, main_device
-from traceaudit.events import GPU_KINDS, Kind, Losses, Origin, Trace
-from traceaudit.flops import counted
+from traceaudit.checkpointing import summary
+from traceaudit.classify import State, activities, main_device
+from traceaudit.events import GPU_KINDS, Losses, Origin, Trace
+from traceaudit.flops import Counted, counted
+from traceaudit.gap_table import named_gaps
 from traceaudit.gaps import resolve
+from traceaudit.host_calls import host_activity
+from traceaudit.host_facts import host_facts
 from traceaudit.intervals import Intervals, cross, elapsed
+from traceaudit.kernel_work import (
+    distinct,
+    matrix_shapes,
+    owned_compute,
+    signature_codes,
+    slowed_by_overlap,
+    work_classes,
+)
+from traceaudit.launches import throughput
 from traceaudit.leaves import Bucket, Leaf
 from traceaudit.normalise import parse_ranks
-from traceaudit.recompute import recomputed
+from traceaudit.recompute import recompute
+from traceaudit.schedule import schedule
 from traceaudit.steps import Selection, Steps, step_windows
 from traceaudit.timeline import base_states, busy, overlapped, within
 
@@ -51,24 +66,37 @@ class RankAccount:
         first_ns, last_ns: extent of the recording; 0 without events.
         steps: windows; None for a rank without GPU activity, which has no account beyond this.
         decided: ``step, leaf, ns`` of idle time and host copies.
-        compute: ``step, family, recompute, dtype, ns, counted_ns, flops`` of compute time, of the part of it in kernels
-            whose FLOPs are counted, and of those FLOPs.
+        compute: ``step, family, recompute, dtype, ns, counted_ns, known_ns, flops, executed`` of compute time, of the
+            parts of it in kernels whose FLOPs are counted and whose FLOPs or bytes are known, of the FLOPs that count
+            as the model's, and of those that the hardware ran.
+        work: compute by equal work (`kernel_work.work_classes`).
+        overlap: what kernels took longer beside communication (`kernel_work.slowed_by_overlap`).
+        shapes: matrix kernels by the shapes of their operator (`kernel_work.matrix_shapes`).
+        counting: work that was inferred, and bounds that stand for unknown lengths, by name.
         exposed: ``step, start_ns, end_ns, communication, trailing`` pieces owned by a communication; trailing ones
             are the idle time between its end and the kernel that depended on it.
         communications: one row a communication activity: ``start_ns, end_ns, kind, group, group_description,
             group_size, bytes, seq, source_rank, destination_rank, root, recompute``; ``group`` is a tuple of ranks or
             None.
-        kernels: ``name, state, family, count, ns, flops`` summed over the windows.
+        kernels: ``name, state, family, dtype, count, ns, flops, bytes, known_ns`` summed over the windows; `flops` as
+            the hardware ran them.
         signatures: ``step, signature, name, family, count, ns`` of compute that was not recomputed; a signature is a
             hash of kernel, grid and shapes, equal on all ranks.
-        progress: time by class (columns, `Leaf`; compute as NOT_SPLIT, recompute as KERNELS) from the beginning of the
-            first window to the start and to the end of each communication: int64, communications x 2 x classes.
+        progress: time by class (compute as NOT_SPLIT, recompute as KERNELS) from the beginning of the first window to
+            the start and to the end of each communication: int64, communications x 2 x classes.
+        progress_classes: the classes (`Leaf`) that occur.
+        schedule: forward and backward work of a rank of a pipeline (`traceaudit.schedule`).
         memo: ``step, busy_ns, comm_ns, overlapped_comm_ns``.
         matrix_products: matrix products with shapes, and those without.
         tf32: fp32 matrix kernels whose names tell that they use TF32.
         sharded: the data parallelism is sharded (FSDP annotations).
         device: index of the rank's GPU on its host.
         other_devices: GPU rows on other devices.
+        gaps: the largest idle gaps, columns `gap_table.GAP_COLUMNS`.
+        host_gaps: idle time by leaf and call, columns `gap_table.SUM_COLUMNS`.
+        host_facts: what `host_facts.host_facts` says.
+        throughput: what `launches.throughput` says.
+        recompute: what is known of the activation checkpointing, columns `checkpointing.COLUMNS`.
     """
 
     origin: Origin
@@ -84,12 +112,23 @@ class RankAccount:
     kernels: pd.DataFrame
     signatures: pd.DataFrame
     progress: npt.NDArray[np.int64]
+    schedule: pd.DataFrame
     memo: pd.DataFrame
     matrix_products: tuple[int, int]
     tf32: bool
     sharded: bool
     device: int
     other_devices: int
+    gaps: pd.DataFrame = field(default_factory=pd.DataFrame)
+    host_gaps: pd.DataFrame = field(default_factory=pd.DataFrame)
+    host_facts: dict[str, Any] = field(default_factory=dict)
+    throughput: dict[str, Any] = field(default_factory=dict)
+    recompute: pd.DataFrame = field(default_factory=pd.DataFrame)
+    work: pd.DataFrame = field(default_factory=pd.DataFrame)
+    overlap: pd.DataFrame = field(default_factory=pd.DataFrame)
+    shapes: pd.DataFrame = field(default_factory=pd.DataFrame)
+    counting: dict[str, int] = field(default_factory=dict)
+    progress_classes: tuple[int, ...] = ()
 
     @property
     def rank(self) -> int:
@@ -114,10 +153,16 @@ def account(trace: Trace, selection: Selection) -> RankAccount:
         min(int(table["start_ns"].to_numpy()[0]), int(windows.start[0])),
         max(int(table["end_ns"].max()), int(windows.end[-1])),
     )
-    idle = resolve(trace, table, pieces, steps.main_thread)
-    again = recomputed(trace, table)
+    host = host_activity(trace, table)
+    redone = recompute(trace, table)
+    again = redone.again
+    idle = _with_recompute(resolve(trace, table, pieces, steps.main_thread, host), pieces, again)
+    gaps, host_gaps = named_gaps(trace, table, idle, steps, host)
     products = counted(trace, table)
+    signature = signature_codes(events, table)
+    time = owned_compute(pieces, steps)
     communication = np.flatnonzero(table["state"].to_numpy() == State.COMMUNICATION)
+    progress, progress_classes = _progress(table, pieces, idle, again, communication, int(windows.start[0]))
     names = [str(name) for name in events["name"].cat.categories]
     return RankAccount(
         origin=trace.origin,
@@ -127,18 +172,29 @@ def account(trace: Trace, selection: Selection) -> RankAccount:
         last_ns=last,
         steps=steps,
         decided=_decided(idle, steps),
-        compute=_compute(table, pieces, steps, again, products.flops, products.dtype),
+        compute=_compute(table, time, steps, again, products),
         exposed=_exposed(pieces, idle, steps, communication),
         communications=_communications(trace, table, communication, again),
-        kernels=_kernels(events, table, windows, products.flops),
-        signatures=_signatures(events, table, pieces, steps, again),
-        progress=_progress(table, pieces, idle, again, communication, int(windows.start[0])),
+        kernels=_kernels(events, table, windows, products),
+        signatures=_signatures(events, table, time, signature, again),
+        progress=progress,
+        progress_classes=progress_classes,
+        schedule=schedule(trace, table, pieces, idle, steps, again),
         memo=_memo(table, steps),
         matrix_products=(products.operators, products.unknown),
+        work=work_classes(table, time, again, products),
+        overlap=slowed_by_overlap(table, time, again, distinct(signature)),
+        shapes=matrix_shapes(events, table, time, products),
+        counting={"inferred": products.inferred, "estimated": products.estimated},
         tf32=any("tf32" in name or "s1688" in name for name in names),
         sharded=any(name.startswith(("FSDP::", "FullyShardedDataParallel")) for name in names),
         device=main_device(trace),
         other_devices=int((events["kind"].isin(GPU_KINDS) & (events["device"] != main_device(trace))).sum()),
+        gaps=gaps,
+        host_gaps=host_gaps,
+        host_facts=host_facts(trace, table, idle, steps, host),
+        throughput=throughput(trace, table, steps),
+        recompute=summary(trace, table, redone, steps),
     )
 
 
@@ -158,6 +214,7 @@ def _without_gpu(trace: Trace, first: int, last: int) -> RankAccount:
         kernels=none,
         signatures=none,
         progress=np.empty((0, 2, 0), np.int64),
+        schedule=none,
         memo=none,
         matrix_products=(0, 0),
         tf32=False,
@@ -171,6 +228,16 @@ def _parts(table: pd.DataFrame, windows: Intervals) -> tuple[npt.NDArray[np.intp
     """Cut pieces at the windows: indices of piece and window, and the extents."""
     common = cross(Intervals(table["start_ns"].to_numpy(), table["end_ns"].to_numpy()), windows)
     return common.left, common.right, Intervals(common.start, common.end)
+
+
+def _with_recompute(idle: pd.DataFrame, pieces: pd.DataFrame, again: npt.NDArray[np.bool_]) -> pd.DataFrame:
+    """Give host copies of a recomputed region, the states of its random generators, to recompute."""
+    copying = pieces[pieces["state"] == State.HOST_COPY]
+    redone = copying["start_ns"].to_numpy()[again[copying["owner"].to_numpy()]]
+    if not len(redone):
+        return idle
+    leaf = idle["leaf"].to_numpy()
+    return idle.assign(leaf=np.where(np.isin(idle["start_ns"].to_numpy(), redone), int(Leaf.KERNELS), leaf))
 
 
 def _decided(idle: pd.DataFrame, steps: Steps) -> pd.DataFrame:
@@ -187,29 +254,31 @@ def _decided(idle: pd.DataFrame, steps: Steps) -> pd.DataFrame:
 
 
 def _compute(
-    table: pd.DataFrame,
-    pieces: pd.DataFrame,
-    steps: Steps,
-    again: npt.NDArray[np.bool_],
-    flops: npt.NDArray[np.float64],
-    dtype: npt.NDArray[np.object_],
+    table: pd.DataFrame, time: pd.DataFrame, steps: Steps, again: npt.NDArray[np.bool_], work: Counted
 ) -> pd.DataFrame:
-    owned = pieces[pieces["state"] == State.COMPUTE]
-    piece, window, part = _parts(owned, steps.windows)
-    owner = owned["owner"].to_numpy()[piece]
-    ns = part.end - part.start
-    counted_ns = np.where(flops[owner] > 0, ns, 0)
-    time = pd.DataFrame({"step": steps.step[window], "owner": owner, "ns": ns, "counted_ns": counted_ns, "flops": 0.0})
+    owner, ns = time["owner"].to_numpy(), time["ns"].to_numpy()
+    spent = pd.DataFrame(
+        {
+            "step": time["step"],
+            "owner": owner,
+            "ns": ns,
+            "counted_ns": np.where(work.flops[owner] > 0, ns, 0),
+            "known_ns": np.where(work.work[owner] >= 0, ns, 0),
+            "flops": 0.0,
+            "executed": 0.0,
+        }
+    )
     starts = table["start_ns"].to_numpy()
     begun = cross(Intervals(starts, starts + 1), steps.windows)
-    work = pd.DataFrame({"step": steps.step[begun.right], "owner": begun.left, "flops": flops[begun.left]})
-    work = work.assign(ns=0, counted_ns=0)
-    both = pd.concat([time, work[work["flops"] > 0]], ignore_index=True)
+    done = pd.DataFrame({"step": steps.step[begun.right], "owner": begun.left, "ns": 0, "counted_ns": 0, "known_ns": 0})
+    done = done.assign(flops=work.flops[begun.left], executed=work.executed[begun.left])
+    both = pd.concat([spent, done[done["executed"] > 0]], ignore_index=True)
     owners = both["owner"].to_numpy()
     both = both.assign(
-        family=table["family"].to_numpy()[owners].astype(np.int64), recompute=again[owners], dtype=dtype[owners]
+        family=table["family"].to_numpy()[owners].astype(np.int64), recompute=again[owners], dtype=work.dtype[owners]
     )
-    return both.groupby(["step", "family", "recompute", "dtype"], as_index=False)[["ns", "counted_ns", "flops"]].sum()
+    columns = ["ns", "counted_ns", "known_ns", "flops", "executed"]
+    return both.groupby(["step", "family", "recompute", "dtype"], as_index=False)[columns].sum()
 
 
 def _exposed(
@@ -280,62 +349,50 @@ def _communications(
     )
 
 
-def _kernels(
-    events: pd.DataFrame, table: pd.DataFrame, windows: Intervals, flops: npt.NDArray[np.float64]
-) -> pd.DataFrame:
+def _kernels(events: pd.DataFrame, table: pd.DataFrame, windows: Intervals, work: Counted) -> pd.DataFrame:
     activity, _, part = _parts(table, windows)
+    ns = part.end - part.start
     frame = pd.DataFrame(
         {
             "name": events["name"].cat.codes.to_numpy()[table["row"].to_numpy()[activity]],
             "state": table["state"].to_numpy()[activity],
             "family": table["family"].to_numpy()[activity],
+            "dtype": work.dtype[activity],
             "count": 1,
-            "ns": part.end - part.start,
-            "flops": flops[activity],
+            "ns": ns,
+            "flops": work.executed[activity],
+            "bytes": np.nan_to_num(work.bytes[activity]),
+            "known_ns": np.where(work.work[activity] >= 0, ns, 0),
         }
     )
-    frame = frame.groupby(["name", "state", "family"], as_index=False)[["count", "ns", "flops"]].sum()
+    columns = ["count", "ns", "flops", "bytes", "known_ns"]
+    frame = frame.groupby(["name", "state", "family", "dtype"], as_index=False)[columns].sum()
     return frame.assign(name=events["name"].cat.categories.to_numpy(dtype=object)[frame["name"].to_numpy()])
 
 
 def _signatures(
-    events: pd.DataFrame, table: pd.DataFrame, pieces: pd.DataFrame, steps: Steps, again: npt.NDArray[np.bool_]
+    events: pd.DataFrame,
+    table: pd.DataFrame,
+    time: pd.DataFrame,
+    codes: pd.DataFrame,
+    again: npt.NDArray[np.bool_],
 ) -> pd.DataFrame:
     """Sum up owned compute time by what ran: kernel, grid, and the shapes of the operator that launched it."""
-    owned = pieces[pieces["state"] == State.COMPUTE]
-    piece, window, part = _parts(owned, steps.windows)
-    owner = owned["owner"].to_numpy()[piece]
-    kept = ~again[owner]
-    rows = table["row"].to_numpy()
-    shaped = np.flatnonzero((events["kind"].to_numpy() == Kind.OPERATOR) & events["dims"].notna().to_numpy())
-    operator = enclosing(events, shaped, table["launch"].to_numpy())
-    dims = np.where(operator >= 0, events["dims"].cat.codes.to_numpy()[np.maximum(operator, 0)], -1)
-    codes = pd.DataFrame(
-        {
-            "name": events["name"].cat.codes.to_numpy()[rows],
-            "grid": events["grid"].cat.codes.to_numpy()[rows],
-            "dims": dims,
-        }
-    )
+    owner = time["owner"].to_numpy()
     distinct, inverse = np.unique(codes.to_numpy(), axis=0, return_inverse=True)
-    texts = [
-        "|".join(
-            str(events[column].cat.categories[code]) if code >= 0 else ""
-            for column, code in zip(codes, row, strict=True)
-        )
-        for row in distinct
-    ]
+    texts_of = [[*map(str, events[column].cat.categories), ""] for column in codes]  # the last one for a code of -1
+    texts = ["|".join(own[code] for own, code in zip(texts_of, row, strict=True)) for row in distinct.tolist()]
     hashes = np.array([int.from_bytes(blake2b(text.encode(), digest_size=7).digest()) for text in texts], np.int64)
     frame = pd.DataFrame(
         {
-            "step": steps.step[window],
+            "step": time["step"],
             "owner": owner,
             "signature": hashes[inverse.ravel()[owner]],
             "name": codes["name"].to_numpy()[owner],
             "family": table["family"].to_numpy()[owner].astype(np.int64),
-            "ns": part.end - part.start,
+            "ns": time["ns"],
         }
-    )[kept]
+    )[~again[owner]]
     sums = frame.groupby(["step", "signature", "name", "family"], as_index=False).agg(
         count=("owner", "nunique"), ns=("ns", "sum")
     )
@@ -352,8 +409,8 @@ def _progress(
     again: npt.NDArray[np.bool_],
     communication: npt.NDArray[np.intp],
     begun_ns: int,
-) -> npt.NDArray[np.int64]:
-    """Return the time of each class up to the start and the end of each communication."""
+) -> tuple[npt.NDArray[np.int64], tuple[int, ...]]:
+    """Return the time of each class up to the start and the end of each communication, and the classes that occur."""
     computing = pieces[pieces["state"] == State.COMPUTE]
     redone = again[computing["owner"].to_numpy()]
     settled = idle[idle["after"] < 0]
@@ -367,7 +424,8 @@ def _progress(
         order = np.argsort(start[own], kind="stable")
         spans = Intervals(start[own][order], end[own][order])
         result[:, :, column] = elapsed(spans, at.ravel()).reshape(at.shape) - elapsed(spans, np.array([begun_ns]))[0]
-    return result
+    occurring = np.flatnonzero(result.any(axis=(0, 1)))
+    return np.ascontiguousarray(result[:, :, occurring]), tuple(int(CLASSES[column]) for column in occurring)
 
 
 def _memo(table: pd.DataFrame, steps: Steps) -> pd.DataFrame:

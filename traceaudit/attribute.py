@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +12,14 @@ from traceaudit.account import RankAccount
 from traceaudit.align import Clock
 from traceaudit.arrivals import Arrivals
 from traceaudit.blame import WAIT_LEAVES, Blame, blame
+from traceaudit.bubbles import Bubbles, divide
 from traceaudit.collectives import Layout
 from traceaudit.errors import PartitionError
 from traceaudit.intervals import Array, Intervals, cross, outside, union
 from traceaudit.leaves import Leaf
 from traceaudit.links import transfers
 from traceaudit.matching import Matching
+from traceaudit.members import each
 from traceaudit.peers import Peers
 from traceaudit.roofline import Split
 
@@ -54,6 +57,7 @@ class Attribution:
         ledger: ``rank, step, leaf, ns``; leaves of a rank's step add up to its window.
         exposed: ``rank, step, leaf, ns, row`` of the time owned by communications.
         blame: origins of the waits for late ranks.
+        bubbles: how the waits of a pipeline divide.
         carried: transfers by instance (`traceaudit.links.transfers`).
         left_out: (None, step, reason) of steps that turned out not to represent the run.
     """
@@ -62,6 +66,7 @@ class Attribution:
     ledger: pd.DataFrame
     exposed: pd.DataFrame
     blame: Blame
+    bubbles: Bubbles
     carried: pd.DataFrame
     left_out: tuple[tuple[int | None, int, str], ...]
 
@@ -122,31 +127,53 @@ def attribute(job: Job, table: pd.DataFrame, split: Split) -> Attribution:
     exposed = _exposed(job)
     table, left_out = _without_cut_first_step(table, exposed)
     table, waited, last_rank = with_common_end(table, job)
-    exposed = exposed.merge(table[["rank", "step"]], on=["rank", "step"])
+    exposed = _inside(exposed, table)
     origins = blame(job.accounts, job.communications, job.matching, job.arrivals, exposed, job.peers)
     exposed = _by_cause(exposed, origins)
-    decided = pd.concat([account.decided.assign(rank=account.rank) for account in job.accounts], ignore_index=True)
-    parts = [decided, split.leaves, exposed[["rank", "step", "leaf", "ns"]], waited]
-    ledger = pd.concat(parts, ignore_index=True).groupby(["rank", "step", "leaf"], as_index=False)[["ns"]].sum()
+    parts = [exposed[["rank", "step", "leaf", "ns"]], waited]
+    bubbles = _divided(job, table, exposed, pd.concat(parts, ignore_index=True))
+    decided = [account.decided.assign(rank=account.rank) for account in job.accounts]
+    parts = [part[part["leaf"] != Leaf.UNDIVIDED] for part in parts]
+    ledger = pd.concat([*decided, split.leaves, *parts, bubbles.parts], ignore_index=True)
+    ledger = ledger.groupby(["rank", "step", "leaf"], as_index=False)[["ns"]].sum()
     ledger = ledger[ledger["ns"] != 0].merge(table[["rank", "step"]], on=["rank", "step"])
     check(table, ledger)
     return Attribution(
         windows=table,
         ledger=ledger.reset_index(drop=True),
         exposed=exposed,
-        blame=_with_end(origins, waited, last_rank),
+        blame=_with_further(origins, waited, last_rank, bubbles),
+        bubbles=bubbles,
         carried=transfers(job.communications, job.matching, job.arrivals),
         left_out=tuple(left_out),
     )
 
 
-def _with_end(origins: Blame, waited: pd.DataFrame, last_rank: int) -> Blame:
-    """Charge the waits at the end of the last step to the rank that ended last."""
+def _inside(exposed: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the ranks and steps of a table of windows."""
+    rank, step = (pd.concat([exposed[name], table[name]]).to_numpy(dtype=np.int64) for name in ("rank", "step"))
+    step = pd.factorize(step)[0]
+    key = rank * (int(step.max(initial=0)) + 1) + step
+    inside = np.isin(key[: len(exposed)], key[len(exposed) :])
+    if inside.all():
+        return exposed
+    kept: pd.DataFrame = exposed[inside].reset_index(drop=True)
+    return kept
+
+
+def _divided(job: Job, table: pd.DataFrame, exposed: pd.DataFrame, waits: pd.DataFrame) -> Bubbles:
+    """Divide the waits of a pipeline by replays of the observed order of work."""
+    pool = waits[waits["leaf"] == Leaf.UNDIVIDED].groupby(["rank", "step"], as_index=False)[["ns"]].sum()
+    own = exposed[exposed["leaf"] != Leaf.UNDIVIDED]
+    return divide(job.accounts, table, job.communications, job.arrivals, own, pool, job.plan, job.clock)
+
+
+def _with_further(origins: Blame, waited: pd.DataFrame, last_rank: int, bubbles: Bubbles) -> Blame:
+    """Add the costs of a pipeline's stragglers, and charge the waits at the last step's end to who ended last."""
     late = int(waited.loc[waited["leaf"] == Leaf.LATE_RANK, "ns"].sum())
-    if not late:
-        return origins
-    extra = pd.DataFrame({"rank": [last_rank], "cls": [int(Leaf.LATE_RANK)], "ns": [late]})
-    return Blame(origins.shares, pd.concat([origins.costs, extra], ignore_index=True))
+    end = pd.DataFrame({"rank": [last_rank], "cls": [int(Leaf.LATE_RANK)], "ns": [late]})
+    costs = [part for part in (origins.costs, bubbles.costs, end[end["ns"] > 0]) if len(part)]
+    return Blame(origins.shares, pd.concat(costs, ignore_index=True) if costs else origins.costs)
 
 
 def _by_cause(exposed: pd.DataFrame, origins: Blame) -> pd.DataFrame:
@@ -158,10 +185,12 @@ def _by_cause(exposed: pd.DataFrame, origins: Blame) -> pd.DataFrame:
     parts = np.floor(shares * ns[:, None]).astype(np.int64)
     largest = np.argmax(shares, axis=1)
     parts[np.arange(len(parts)), largest] += ns - parts.sum(axis=1)
-    divided = [waits.assign(leaf=int(leaf), ns=parts[:, index]) for index, leaf in enumerate(WAIT_LEAVES)]
-    result = pd.concat([exposed[~late], *divided], ignore_index=True)
-    kept: pd.DataFrame = result[result["ns"] != 0]
-    return kept.reset_index(drop=True)
+    divided = [
+        waits[parts[:, index] != 0].assign(leaf=np.int16(leaf), ns=parts[parts[:, index] != 0, index])
+        for index, leaf in enumerate(WAIT_LEAVES)
+    ]
+    result: pd.DataFrame = pd.concat([exposed[~late], *divided], ignore_index=True)
+    return result
 
 
 def check(table: pd.DataFrame, ledger: pd.DataFrame) -> None:
@@ -185,25 +214,39 @@ def check(table: pd.DataFrame, ledger: pd.DataFrame) -> None:
 
 
 def _exposed(job: Job) -> pd.DataFrame:
-    """Return ``rank, step, leaf, ns, row`` of the time owned by communications; ``row`` in `Job.communications`."""
-    columns = ["rank", "step", "start_ns", "end_ns", "row", "trailing"]
-    frames, offset = [pd.DataFrame(columns=columns).astype(np.int64)], 0
-    for account in job.accounts:
-        own = account.exposed
-        frames.append(own.assign(rank=account.rank, row=own["communication"] + offset)[columns])
-        offset += len(account.communications)
-    pieces = pd.concat(frames, ignore_index=True)
+    """Return ``rank, step, leaf, ns, row, start_ns`` of time owned by communications; ``row`` in their table."""
+    offset = np.cumsum([0, *(len(account.communications) for account in job.accounts)])
+    owned = [account.exposed for account in job.accounts]
+    pieces = pd.DataFrame(
+        {
+            "rank": np.repeat([account.rank for account in job.accounts], [len(own) for own in owned]).astype(np.int32),
+            "step": _joined([own["step"] for own in owned if len(own)], np.int32),
+            "start_ns": _joined([own["start_ns"] for own in owned if len(own)], np.int64),
+            "end_ns": _joined([own["end_ns"] for own in owned if len(own)], np.int64),
+            "row": _joined(
+                [own["communication"] + first for own, first in zip(owned, offset[:-1], strict=True) if len(own)],
+                np.int32,
+            ),
+            "trailing": _joined([own["trailing"] for own in owned if len(own)], np.bool_),
+        },
+        copy=False,
+    )
     if not len(pieces):
-        return pd.DataFrame({name: np.empty(0, np.int64) for name in ("rank", "step", "leaf", "ns", "row")})
+        return pd.DataFrame({name: np.empty(0, np.int64) for name in ("rank", "step", "leaf", "ns", "row", "start_ns")})
     pipeline = job.communications["pipeline"].to_numpy(dtype=np.bool_)[pieces["row"].to_numpy(dtype=np.int64)]
     parts = [_pipeline_parts(pieces[pipeline], job.communications), _collective_parts(job, pieces[~pipeline])]
-    exposed = pd.concat(parts, ignore_index=True)
-    return exposed[exposed["ns"] != 0].reset_index(drop=True)
+    return pd.concat(parts, ignore_index=True)
+
+
+def _joined(columns: Sequence["pd.Series[Any]"], dtype: Any) -> npt.NDArray[Any]:  # noqa: ANN401  a numpy type
+    return np.concatenate([np.empty(0, dtype), *(column.to_numpy(dtype=dtype) for column in columns)])
 
 
 def _part(pieces: pd.DataFrame, leaf: Array | Leaf, ns: Array) -> pd.DataFrame:
-    code = np.full(len(pieces), int(leaf), np.int64) if isinstance(leaf, Leaf) else leaf
-    return pieces[["rank", "step", "row"]].assign(leaf=code, ns=ns)
+    kept = np.flatnonzero(ns)
+    code = np.full(len(kept), int(leaf), np.int16) if isinstance(leaf, Leaf) else leaf[kept].astype(np.int16)
+    columns = {name: pieces[name].to_numpy()[kept] for name in ("rank", "step", "row", "start_ns")}
+    return pd.DataFrame({**columns, "leaf": code, "ns": ns[kept]}, copy=False)
 
 
 def _pipeline_parts(pieces: pd.DataFrame, communications: pd.DataFrame) -> pd.DataFrame:
@@ -273,11 +316,13 @@ def _recorded_from(job: Job, row: Array) -> Array:
 
 def _spans_stages(communications: pd.DataFrame, plan: Layout) -> npt.NDArray[np.bool_]:
     """Tell which communications join ranks of more than one pipeline stage."""
-    stages: dict[tuple[int, ...], bool] = {}
-    for members in communications["members"]:
-        if members not in stages:
-            stages[members] = len({plan.stage[rank] for rank in members if rank in plan.stage}) > 1
-    return np.array([stages[members] for members in communications["members"]], np.bool_)
+    if not plan.stage:
+        return np.zeros(len(communications), np.bool_)
+
+    def spans(members: tuple[int, ...]) -> bool:
+        return len({plan.stage[rank] for rank in members if rank in plan.stage}) > 1
+
+    return np.asarray(each(communications["members"], spans), np.bool_)
 
 
 def _without_cut_first_step(

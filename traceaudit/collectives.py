@@ -1,14 +1,16 @@
 """The communications of all ranks in one table, and what their process groups stand for."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from traceaudit.account import RankAccount
 from traceaudit.leaves import Leaf
+from traceaudit.members import Ranks, coded
 
 # Descriptions of process groups (Megatron, DeviceMesh, DeepSpeed) and the dimension they span; the first that matches.
 DIMENSIONS: tuple[tuple[re.Pattern[str], Leaf], ...] = tuple(
@@ -34,12 +36,14 @@ class Layout:
 
     Attributes:
         stage: pipeline stage by rank; empty without a pipeline.
+        chains: the pipelines, each its ranks in the order of the stages.
         whole: what the group of all ranks stands for: data parallelism in a job with nothing else.
         pipelined: there is, or may be, a pipeline.
         source: where the stages come from.
     """
 
     stage: dict[int, int]
+    chains: tuple[tuple[int, ...], ...]
     whole: Leaf
     pipelined: bool
     source: str
@@ -51,7 +55,7 @@ def layout(accounts: Sequence[RankAccount], world_size: int | None, declared: Ma
     Without groups the pipeline is taken as the outermost dimension of the rank order, as Megatron and DeviceMesh lay
     ranks out.
     """
-    stage: dict[int, int] = {}
+    chains: set[tuple[int, ...]] = set()
     found: set[Leaf] = set()
     for account in accounts:
         for group in account.origin.groups:
@@ -59,20 +63,52 @@ def layout(accounts: Sequence[RankAccount], world_size: int | None, declared: Ma
             if leaf is not None and len(group.ranks) > 1:
                 found.add(leaf)
             if PIPELINE.search(group.description) and len(group.ranks) > 1:
-                stage.update({rank: index for index, rank in enumerate(group.ranks)})
+                chains.add(group.ranks)
     degrees = {"pp": Leaf.PP, "tp": Leaf.TP, "cp": Leaf.CP, "ep": Leaf.EP}
     found |= {leaf for name, leaf in degrees.items() if declared.get(name, 1) > 1}
     source = "process groups"
     depth = declared.get("pp", 1)
-    if not stage and depth > 1 and world_size and world_size % depth == 0:
-        stage = {account.rank: account.rank * depth // world_size for account in accounts}
+    if not chains and depth > 1 and world_size and world_size % depth == 0:
+        wide = world_size // depth
+        chains = {tuple(first + stage * wide for stage in range(depth)) for first in range(wide)}
         source = "declared degree; pipeline taken as the outermost dimension of the ranks"
-    if not stage:
-        source = "none"
+    if not chains:
+        chains = _by_partners(accounts)
+        source = "partners of point-to-point communication" if chains else "none"
+    stage = {rank: index for chain in chains for index, rank in enumerate(chain)}
     others = found - {Leaf.DP, Leaf.FSDP, Leaf.OTHER_COMM}
     alone = [degrees[name] for name in ("tp", "cp", "ep") if world_size and declared.get(name) == world_size]
     whole = alone[0] if alone else Leaf.OTHER_COMM if others else Leaf.DP
-    return Layout(stage, whole, bool(stage) or Leaf.PP in found or not others, source)
+    return Layout(stage, tuple(sorted(chains)), whole, bool(stage) or Leaf.PP in found or not others, source)
+
+
+def _by_partners(accounts: Sequence[RankAccount]) -> set[tuple[int, ...]]:
+    """Return pipelines from who sends to whom: paths of partners, the rank that sends first at the head."""
+    partners: dict[int, set[int]] = {}
+    sends_first: set[int] = set()
+    for account in accounts:
+        own = account.communications
+        if account.steps is None or not len(own):
+            continue
+        directed = own[own["direction"].isin(("send", "recv"))]
+        if not len(directed):
+            continue
+        peers = np.where(directed["direction"] == "send", directed["destination_rank"], directed["source_rank"])
+        for peer in {int(peer) for peer in peers if peer >= 0 and peer != account.rank}:
+            partners.setdefault(account.rank, set()).add(peer)
+            partners.setdefault(peer, set()).add(account.rank)
+        begun = directed[directed["start_ns"] >= int(account.steps.windows.start[0])]
+        if len(begun) and begun["direction"].to_numpy()[0] == "send":
+            sends_first.add(account.rank)
+    ends = [rank for rank, others in partners.items() if len(others) == 1 and rank in sends_first]
+    chains = set()
+    for head in ends:
+        path = [head]
+        while following := [rank for rank in sorted(partners[path[-1]]) if rank not in path]:
+            path.append(following[0])
+        chains.add(tuple(path))
+    heads = {chain[0] for chain in chains}
+    return {chain for chain in chains if chain[-1] not in heads and all(len(partners[rank]) <= 2 for rank in chain)}
 
 
 def dimension_of(description: str) -> Leaf | None:
@@ -93,35 +129,89 @@ def gather(
     a send or receive its pair; all ranks where nothing tells), ``assumed`` (the members are a guess),
     ``leaf`` (dimension, `Leaf`) and ``pipeline`` (point-to-point of a pipeline).
     """
-    frames = []
-    for account in accounts:
-        if account.steps is not None:
-            own = account.communications
-            frames.append(own.assign(rank=account.rank, host=host[account.rank], sharded=account.sharded))
-    table = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+    present = [account for account in accounts if account.steps is not None]
+    table = pd.concat([own.communications for own in present], ignore_index=True) if present else pd.DataFrame()
     if not len(table):
         return table
+    length = [len(own.communications) for own in present]
+    table["rank"] = np.repeat([own.rank for own in present], length)
+    table["host"] = np.repeat([host[own.rank] for own in present], length)
+    table["sharded"] = np.repeat([own.sharded for own in present], length)
     everyone = tuple(range(world_size)) if world_size else tuple(account.rank for account in accounts)
     described = {text: dimension_of(text) for text in table["group_description"].unique()}
-    members, assumed, leaves, pipeline = [], [], [], []
-    columns = ("rank", "kind", "direction", "group", "group_description", "source_rank", "destination_rank", "sharded")
-    for rank, kind, direction, group, description, source, destination, sharded in zip(
-        *(table[name] for name in columns), strict=True
-    ):
-        leaf = described[description]
-        known = group if group is not None else everyone
-        staged = kind == "send_recv" and _is_pipeline(leaf, known, plan)
-        if kind == "send_recv" and direction:
-            peer = source if direction == "recv" else destination
-            if peer >= 0 and peer != rank:
-                known = (min(rank, peer), max(rank, peer))
-        members.append(known)
-        assumed.append(group is None)
-        pipeline.append(staged)
-        leaves.append(int(_leaf(leaf, kind, known if group is not None else None, everyone, sharded, plan, staged)))
-    result = table.assign(assumed=assumed, leaf=np.array(leaves, np.int64), pipeline=pipeline)
-    result["members"] = members
+    codes, groups = coded(table["group"].tolist())
+    kind, kinds = pd.factorize(table["kind"].to_numpy(dtype=object))
+    description, descriptions = pd.factorize(table["group_description"].to_numpy(dtype=object))
+    sharded = table["sharded"].to_numpy(dtype=np.bool_)
+
+    def staged_of(row: int) -> bool:
+        known = groups[codes[row]]
+        leaf = described[descriptions[description[row]]]
+        return bool(kinds[kind[row]] == "send_recv") and _is_pipeline(leaf, everyone if known is None else known, plan)
+
+    staged = np.asarray(_by_distinct((codes, kind, description), staged_of), np.bool_)
+    whose, members = _members(table, codes, groups, everyone)
+    assumed = np.array([group is None for group in groups], np.bool_)[codes]
+
+    def leaf_of(row: int) -> int:
+        known = None if assumed[row] else members[whose[row]]
+        leaf = described[descriptions[description[row]]]
+        return int(_leaf(leaf, kinds[kind[row]], known, everyone, bool(sharded[row]), plan, bool(staged[row])))
+
+    leaves = _by_distinct((whose, assumed, kind, description, sharded, staged), leaf_of)
+    result = table
+    result["assumed"], result["leaf"], result["pipeline"] = assumed, np.asarray(leaves, np.int64), staged
+    distinct = np.empty(len(members), dtype=object)
+    distinct[:] = members
+    result["members"] = distinct[whose]
     return result
+
+
+def sharing(accounts: Sequence[RankAccount], table: pd.DataFrame) -> list[RankAccount]:
+    """Return accounts whose communications are slices of the table of all, so that they are in memory once."""
+    result, first = [], 0
+    for account in accounts:
+        if account.steps is not None and len(account.communications):
+            last = first + len(account.communications)
+            result.append(replace(account, communications=table.iloc[first:last]))
+            first = last
+        else:
+            result.append(account)
+    return result
+
+
+def _by_distinct(
+    codes: Sequence[npt.NDArray[np.generic]], function: Callable[[int], object]
+) -> npt.NDArray[np.generic]:
+    """Return what a function says of each row, asked for one row of each combination of codes."""
+    key = np.zeros(len(codes[0]), np.int64)
+    for code in codes:
+        number = code.astype(np.int64)
+        key = np.unique(key * (int(number.max(initial=0)) + 1) + number, return_inverse=True)[1]
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    return np.asarray(np.array([function(int(row)) for row in first])[inverse])
+
+
+def _members(
+    table: pd.DataFrame, codes: npt.NDArray[np.int64], groups: Sequence[Ranks | None], everyone: Ranks
+) -> tuple[npt.NDArray[np.int64], list[Ranks]]:
+    """Return for each row the number of its members, and the members: its group, or the pair of a send or receive."""
+    numbers: dict[Ranks, int] = {}
+    of_group = np.array(
+        [numbers.setdefault(everyone if own is None else own, len(numbers)) for own in groups], np.int64
+    )
+    found = of_group[codes]
+    direction = table["direction"].to_numpy(dtype=object)
+    rank = table["rank"].to_numpy(dtype=np.int64)
+    peer = np.where(direction == "recv", table["source_rank"], table["destination_rank"]).astype(np.int64)
+    paired = np.flatnonzero(
+        (table["kind"] == "send_recv").to_numpy() & (direction != "") & (peer >= 0) & (peer != rank)
+    )
+    pairs = np.stack([np.minimum(rank, peer)[paired], np.maximum(rank, peer)[paired]], axis=1)
+    distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
+    of_pair = [numbers.setdefault((int(low), int(high)), len(numbers)) for low, high in distinct]
+    found[paired] = np.array(of_pair, np.int64)[inverse.ravel()]
+    return found, list(numbers)
 
 
 def _is_pipeline(leaf: Leaf | None, group: tuple[int, ...], plan: Layout) -> bool:

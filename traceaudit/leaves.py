@@ -2,6 +2,9 @@
 
 from enum import IntEnum, StrEnum
 
+import numpy as np
+import numpy.typing as npt
+
 
 class Bucket(StrEnum):
     """Where the time of a step went, in the order of the waterfall."""
@@ -16,6 +19,9 @@ class Bucket(StrEnum):
     UNATTRIBUTED = "unattributed"
 
 
+BUCKETS = tuple(Bucket)
+
+
 class Leaf(IntEnum):
     """One reason within a bucket; the lower-case name is the name outside."""
 
@@ -27,6 +33,8 @@ class Leaf(IntEnum):
     OPTIMIZER = 14
     DEVICE_COPY = 15
     OTHER_KERNELS = 16
+    MEMORY_FLOOR = 18  # moving the bytes takes longer than the FLOPs at the peak
+    SLOWED_BY_OVERLAP = 19  # beside communication, over the same kernel without it
     NOT_SPLIT = 17  # compute of a run whose model FLOPs or peak are unknown
     TP = 20  # transfer of exposed communication, by dimension of its process group
     DP = 21
@@ -38,6 +46,8 @@ class Leaf(IntEnum):
     OFFLOAD_COPY = 27
     TRANSFER_OR_WAIT = 28  # partners were not traced, or the collective could not be matched
     UNDIVIDED = 30  # waiting in a pipeline, whatever for
+    WARMUP_DRAIN = 31  # the schedule's own cost
+    STAGE_IMBALANCE = 32
     KERNELS = 40
     COMMUNICATION = 41
     LATE_RANK = 50  # waiting for a rank whose kernels were slower, or for no known reason
@@ -64,12 +74,22 @@ class Leaf(IntEnum):
     @property
     def bucket(self) -> Bucket:
         """The bucket that the leaf belongs to."""
-        return list(Bucket)[min(self // 10, 7)]
+        return BUCKETS[min(self // 10, 7)]
 
     @property
     def label(self) -> str:
         """The name of the leaf in `result.json`."""
         return self.name.lower()
+
+
+def in_bucket(leaves: npt.ArrayLike, bucket: Bucket) -> npt.NDArray[np.bool_]:
+    """Tell which leaves belong to a bucket.
+
+    >>> in_bucket([Leaf.JITTER, Leaf.TP], Bucket.STRAGGLER).tolist()
+    [True, False]
+    """
+    number = np.minimum(np.asarray(leaves, np.int64) // 10, len(BUCKETS) - 1)
+    return np.asarray(number == BUCKETS.index(bucket))
 
 
 FAMILIES = (

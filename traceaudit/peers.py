@@ -47,11 +47,15 @@ class Peers:
     work: Mapping[int, RankWork]
 
 
-def compare(accounts: Sequence[RankAccount], windows: pd.DataFrame) -> Peers:
-    """Compare kernels of the same name, grid and shapes that ran equally often in a step."""
+def compare(accounts: Sequence[RankAccount], windows: pd.DataFrame, stage: Mapping[int, int]) -> Peers:
+    """Compare kernels of the same name, grid and shapes that ran equally often in a step.
+
+    Peers are the ranks of one pipeline stage: whether a stage is heavy or its only GPU slow cannot be told.
+    """
     frames = [account.signatures.assign(rank=account.rank) for account in accounts if account.steps is not None]
     table = pd.concat(frames, ignore_index=True).merge(windows[["rank", "step"]], on=["rank", "step"])
-    same = table.groupby(["signature", "step", "count"])["ns"]
+    table = table.assign(stage=[stage.get(int(rank), 0) for rank in table["rank"]])
+    same = table.groupby(["stage", "signature", "step", "count"])["ns"]
     size = same.transform("size")
     usual = np.where(size > 2, same.transform("median"), same.transform("min"))
     table = table.assign(compared=size > 1, usual=np.rint(usual).astype(np.int64))
@@ -68,14 +72,16 @@ def _work(table: pd.DataFrame) -> dict[int, RankWork]:
     frame = pd.DataFrame(
         {
             "rank": table["rank"],
+            "stage": table["stage"],
             "ns": table["ns"],
             "compared": np.where(table["compared"], table["ns"], 0),
             "slower": np.where(slower, table["ns"], 0),
             "excess": np.maximum(table["excess_ns"], 0),
         }
     )
-    sums = frame.groupby("rank").sum()
-    beyond = sums["ns"] - int(sums["ns"].median())
+    stage = frame.groupby("rank")["stage"].first()
+    sums = frame.groupby("rank")[["ns", "compared", "slower", "excess"]].sum()
+    beyond = sums["ns"] - sums["ns"].groupby(stage).transform("median").round().astype(np.int64)
     more = np.maximum(beyond - sums["excess"], 0)
     kernels = _kernels(table)
     return {

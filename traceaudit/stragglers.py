@@ -9,7 +9,7 @@ import pandas as pd
 
 from traceaudit.attribute import Attribution, Job
 from traceaudit.collectives import group_label
-from traceaudit.leaves import Bucket, Leaf
+from traceaudit.leaves import Bucket, Leaf, in_bucket
 from traceaudit.links import SlowLink, slow_links
 from traceaudit.peers import Peers
 
@@ -59,11 +59,16 @@ def culprits(job: Job, attribution: Attribution) -> list[Culprit]:
 
 def _origin(rank: int, cls: Leaf, job: Job) -> tuple[int, Leaf]:
     """Return whom a cost goes back to: waits in a pipeline to the rank waited for, if it was slow or had more work."""
-    partner = _awaited_in_pipeline(rank, job) if cls == Leaf.UNDIVIDED else None
-    work = job.peers.work.get(partner) if partner is not None else None
-    if partner is None or work is None or not (work.slow_gpu or work.more_ns):
-        return rank, cls
-    return partner, Leaf.NOT_SPLIT
+    passed = [rank]
+    while cls == Leaf.UNDIVIDED:
+        partner = _awaited_in_pipeline(passed[-1], job)
+        if partner is None or partner in passed:
+            break
+        work = job.peers.work.get(partner)
+        if work is not None and (work.slow_gpu or work.more_ns):
+            return partner, Leaf.NOT_SPLIT
+        passed.append(partner)
+    return rank, cls
 
 
 def _awaited_in_pipeline(rank: int, job: Job) -> int | None:
@@ -96,7 +101,12 @@ def _cause(rank: int, cls: Leaf, peers: Peers, waited_ns: float) -> str:
         return "slow_gpu" if own is not None and own.slow_gpu else "slow_kernels"
     if cls.bucket == Bucket.HOST_GAP:
         return "host_pause"
-    return {Leaf.SLOW_LINK: "slow_link", Leaf.UNDIVIDED: "pipeline", Leaf.JITTER: "jitter"}.get(cls, "unknown")
+    return {
+        Leaf.SLOW_LINK: "slow_link",
+        Leaf.UNDIVIDED: "pipeline",
+        Leaf.JITTER: "jitter",
+        Leaf.DATA_IMBALANCE: "more_work",
+    }.get(cls, "unknown")
 
 
 def _culprit(
@@ -140,7 +150,8 @@ def _beyond_peers(rank: int, leaf: Leaf, attribution: Attribution) -> int:
 def links_found(job: Job, attribution: Attribution) -> list[dict[str, Any]]:
     """Return the slow links as plain rows."""
     described: dict[tuple[int, ...], str] = {}
-    if len(job.communications):
+    slow = slow_links(attribution.carried)
+    if slow:
         described = dict(zip(job.communications["members"], job.communications["group_description"], strict=True))
     return [
         {
@@ -151,14 +162,14 @@ def links_found(job: Job, attribution: Attribution) -> list[dict[str, Any]]:
             "ratio": link.ratio,
             "excess_ns": link.excess_ns,
         }
-        for link in slow_links(attribution.carried)
+        for link in slow
     ]
 
 
 def lateness(job: Job, attribution: Attribution) -> list[dict[str, int]]:
     """Return by rank and step how long others waited for the rank's arrival, directly: the heat map's cells."""
     exposed = attribution.exposed
-    late = np.array([Leaf(int(leaf)).bucket == Bucket.STRAGGLER for leaf in exposed["leaf"]], np.bool_)
+    late = in_bucket(exposed["leaf"], Bucket.STRAGGLER)
     waits = exposed[late]
     frame = pd.DataFrame(
         {
