@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from traceaudit.leaves import Leaf
-from traceaudit.report import figures, formats, json_file, rows, sentences, terminal, words
+from traceaudit.report import behind, figures, formats, json_file, rows, sentences, terminal, words
 from traceaudit.report.html import to_html
 
 Result = dict[str, Any]
@@ -35,6 +35,63 @@ CULPRITS: list[tuple[int, str, int, Result]] = [  # rank, cause, ms of a step of
     (2, "slow_link", 1, {"links": [{"group": "mesh_tp [2, 3]", "kind": "all_reduce", "ratio": 2.0}]}),
 ]
 SKEW = {"achieved": -1, "straggler": 1}  # ms times (rank - mean rank): later ranks achieve less
+BEHIND: Result = {  # what stands behind host gaps, recompute and kernels
+    "host_gaps": [
+        {"leaf": "launch_bound", "call": "autograd::engine::evaluate_function: MmBackward0", "inside": ""}
+        | {"ns": 48 * MS, "count": 240, "longest_ns": 300_000, "rank": 2, "ranks": 8},
+        {"leaf": "data_loader", "call": "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"}
+        | {"inside": "## forward ##", "ns": 120 * MS, "count": 5, "longest_ns": 20 * MS, "rank": 3, "ranks": 4},
+        {"leaf": "not_started", "call": "", "inside": "", "ns": 0, "count": 1, "longest_ns": 0, "rank": 0, "ranks": 1},
+    ],
+    "host_facts": {
+        "data_loader": {"gap_ns": 120 * MS, "count": 5, "slow": "workers, copy", "input_copy_ns": 2 * MS}
+        | {"copies": {"pageable": {"count": 1, "bytes": 1_000_000, "ns": MS}}},
+        "checkpoint": {"gap_ns": 30 * MS, "bursts": 3, "bursts_asynchronous": 2, "burst_bytes": 4_000_000_000},
+        "gc": {"gap_ns": 5 * MS, "count": 1, "ns": 6 * MS},
+        "compile": {"gap_ns": 0, "count": 0, "ns": 0},
+        "allocator": {"gap_ns": 0, "allocations": 12, "frees": 1, "allocations_in_steady_steps": 2, "retries": 1}
+        | {"frees_in_steady_steps": 0, "reserved_peak_bytes": 70_000_000_000, "unused_share_at_peak": 0.125},
+        "host_sync": {"gap_ns": 48 * MS, "count": 44, "ns": 90 * MS, "per_step": 11.0},
+        "launch_bound": {"gap_ns": 48 * MS, "cuda_graphs_would_win_ns": 96 * MS, "tokens_per_step": 65536.0},
+        "optimizer": {"steps": 24, "kernels_per_step": 1.0, "style": "fused, loop"},
+        "unattributed": {"no launch record": MS, "launched, and nothing recorded ran": 4 * MS},
+        "moonlight": {"gap_ns": 7},
+    },
+    "throughput": {
+        "kernels_per_step": 685.0,
+        "kernels_per_ms": 1.6,
+        "kernel_ns_median": 309_000.0,
+        "launch_interval_ns_median": 618_000.0,
+        "queue_depth_mean": 766.87,
+        "queue_depth_max": 2052,
+        "queue_empty_share": 0.007,
+        "launch_delay_ns": {"p50": 447_000.0, "p90": 900_000.0, "p99": 989_500.0},
+    },
+    "recompute": {
+        "rule": 1,
+        "kernels_ns": 570 * MS,
+        "communication_ns": 6 * MS,
+        "share": 0.12,
+        "mfu_points": 3.8,
+        "setting": "full",
+        "forward_share": 0.95,
+        "flavour": "non_reentrant",
+        "regions": 576,
+        "modules": [f"layers.{number}" for number in range(14)],
+        "suspected": {"rule": 3, "reason": "operators that only a forward calls", "share": 0.02, "mfu_points": 0.6},
+    },
+    "roofline": {
+        "coverage": 0.87,
+        "hbm_gbps": 3350.0,
+        "families": [
+            {"family": "device_copy", "ns": MS, "roofline_share": 0.8},
+            {"family": "matmul", "ns": 1600 * MS, "roofline_share": 0.695},
+            {"family": "attention", "ns": 420 * MS, "roofline_share": None},
+        ],
+        "matrix_units": {"used_ns": 1500 * MS, "not_used_ns": 100 * MS, "unknown_ns": 0},
+        "unfused": [{"what": "attention", "evidence": "softmax", "count": 8, "ns": MS, "kernels": ["softmax"]}],
+    },
+}
 
 
 def result_of(count: int = 8, steps: Sequence[int] = (3, 4, 5), mfu: bool = True, reliable: bool = True) -> Result:
@@ -95,9 +152,10 @@ def result_of(count: int = 8, steps: Sequence[int] = (3, 4, 5), mfu: bool = True
         "kind": "compute",
         "count": 7680,
     }
-    gemm |= {"ns": 1600 * MS, "flops": 1.1e15}
+    gemm |= {"ns": 1600 * MS, "flops": 1.1e15, "bytes": 1.6e12, "known_share": 1.0, "roofline_share": 0.695}
+    gemm |= {"bound": "compute", "headroom": 0.1, "short_name": "nvjet_hsh_128x256_64x4"}
     flash: Result = {"name": "flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>", "family": "attention"}
-    flash |= {"kind": "compute", "count": 1920, "ns": 420 * MS, "flops": None}
+    flash |= {"kind": "compute", "count": 1920, "ns": 420 * MS, "flops": None, "bound": "unknown"}
     return {
         "schema_version": 1,
         "traceaudit_version": "0.1.0",
@@ -132,6 +190,7 @@ def result_of(count: int = 8, steps: Sequence[int] = (3, 4, 5), mfu: bool = True
         "slow_links": [slow | {"excess_ns": 120 * MS}] if count > 1 else [],
         "collectives": [ring, group],
         "kernels": [flash, gemm],
+        **deepcopy(BEHIND),
         "quality": {
             "reliable": reliable,
             "unattributed_share": 0.005 if reliable else 0.041,
@@ -141,6 +200,7 @@ def result_of(count: int = 8, steps: Sequence[int] = (3, 4, 5), mfu: bool = True
             "unmatched_communications": {"partners not traced": 12},
             "warnings": ["rank 3: the file ends in the middle of an event"],
             "notes": ["the first step began before rank 2 was recorded"],
+            "profiler_overhead": {"measured_step_ns": 200 * MS, "declared_step_ns": 160 * MS, "source": "run.json"},
             "steps_left_out": [{"rank": rank, "step": 2, "reason": "cut by the profiler"} for rank in (0, 1, 2, 5)],
             "skipped_files": [{"file": "notes.json", "reason": "not a trace"}],
         },
@@ -155,7 +215,21 @@ def hostile() -> Result:
     for entry in result["ranks"]:
         entry |= {"host": HOSTILE, "file": HOSTILE}
     for entry in (*result["kernels"], *result["collectives"], *result["slow_links"]):
-        entry.update({name: HOSTILE for name in ("name", "group", "family", "kind", "dim") if name in entry})
+        entry.update(
+            {name: HOSTILE for name in ("name", "short_name", "group", "family", "kind", "dim") if name in entry}
+        )
+    for entry in result["kernels"]:
+        entry |= {"bound": HOSTILE, "flops": 1e12, "bytes": 1e9, "headroom": 0.1}
+    for entry in result["host_gaps"]:
+        entry |= {"leaf": HOSTILE, "call": HOSTILE, "inside": HOSTILE}
+    result["host_facts"]["unattributed"][HOSTILE] = MS
+    result["host_facts"]["optimizer"]["style"] = result["host_facts"]["data_loader"]["slow"] = HOSTILE
+    result["recompute"] |= {"setting": HOSTILE, "flavour": HOSTILE, "modules": [HOSTILE], "rule": 99}
+    result["recompute"]["suspected"]["reason"] = HOSTILE
+    result["roofline"]["families"].append({"family": HOSTILE, "ns": MS, "roofline_share": 0.5})
+    result["roofline"]["unfused"][0] |= {"what": HOSTILE, "evidence": HOSTILE}
+    result["model"]["peak"] |= {"dtype": HOSTILE, "mixed": {HOSTILE: {"share": 0.5, "tflops": 1e3}}}
+    result["quality"]["profiler_overhead"]["source"] = HOSTILE
     result["model"]["numerator"]["factors"].append({"name": HOSTILE, "value": HOSTILE, "source": HOSTILE})
     for number, culprit in enumerate(result["stragglers"]):
         kernels = [{"name": HOSTILE, "ratio": 1.1, "excess_ns": 1}]
@@ -371,6 +445,19 @@ def test_headline_names_the_rank_behind_most_waits(
     assert ("mostly rank" in rows.headline(result)) == bool(named and "mostly rank" in named)
 
 
+def test_mixed_peak_is_named() -> None:
+    """MFU of several element types says so, and each has its peak."""
+    result = result_of()
+    result["job"]["mixed_peak"] = True
+    result["model"]["peak"]["mixed"] = {
+        "bf16": {"share": 0.75, "tflops": 989.4},
+        "fp8": {"share": 0.25, "tflops": 1978.9},
+    }
+    assert rows.headline(result).startswith("28.0 % MFU of mixed peak on 8 of 8 ranks")
+    fact = next(fact for fact in rows.model(result) if fact.name == "MFU of mixed peak")
+    assert fact.source == "bf16 989.4 TFLOP/s (75.0 %), fp8 1,978.9 TFLOP/s (25.0 %)"
+
+
 def test_headline_says_first_that_it_cannot_be_trusted() -> None:
     """An unreliable result begins with that, and why."""
     start = "Attribution not reliable (4.1 % of the time is unattributed): 28.0 % MFU on 8 of 8 ranks"
@@ -395,8 +482,12 @@ def test_bare_result_has_no_rows_for_what_it_does_not_hold() -> None:
     assert (rows.culprits(bare), rows.slow_links(bare), rows.lateness(bare).ranks) == ([], [], ())
     assert rows.caused_by(bare, 12) == [rows.PartRow("slow GPUs: own excess", 24 * MS, 0.005, MS)]
     assert rows.quality(bare) == []
-    assert "Ranks" not in printed(bare)
-    assert not re.search("<h2[^>]*>(Ranks|Stragglers|Kernels|Collectives|How|Why|Before)", to_html(bare))
+    assert (behind.host_gaps(bare), behind.host_facts(bare), behind.throughput(bare)) == ([], [], [])
+    assert (behind.recompute(bare), behind.kernel_facts(bare), behind.roofline(bare)) == (None, [], None)
+    assert not re.search("Ranks|Behind", printed(bare))
+    assert not re.search(
+        "<h2[^>]*>(Ranks|Stragglers|Host gaps|Recompute|Kernels|Collectives|How|Why|Before)", to_html(bare)
+    )
 
 
 def test_rows_are_in_the_order_of_what_they_cost() -> None:
@@ -407,7 +498,116 @@ def test_rows_are_in_the_order_of_what_they_cost() -> None:
     assert [row.transfer_estimate_ns for row in rows.collectives(result)] == [None, 150 * MS]
     assert [row.family for row in rows.kernels(result)] == ["matmul", "attention"]
     assert rows.kernels(result)[0].flop_per_s == pytest.approx(1.1e15 / 1.6)
+    assert [gap.rank for gap in behind.host_gaps(result)] == [3, 2]
     assert [row.rank for row in rows.worst_ranks(result, 3)] == [19, 18, 17]
+
+
+def test_gaps_are_named_by_call_place_and_rank() -> None:
+    """Wrappers and marks around a name go, the whole name stays beside it; what idled nobody has no row."""
+    first, second = behind.host_gaps(result_of())
+    assert (first.title, first.call, first.where) == (
+        "data loader",
+        "_MultiProcessingDataLoaderIter.__next__",
+        "forward",
+    )
+    assert (first.ns, first.share, first.count, first.longest_ns) == (120 * MS, 0.025, 5, 20 * MS)
+    assert (second.title, second.call, second.where) == ("launch-bound", "MmBackward0", "")
+    assert second.full_call == "autograd::engine::evaluate_function: MmBackward0"
+    assert words.gap_title("not_started") == "launched, not started"
+    assert words.gap_title("coffee_break") == "coffee break"
+
+
+def test_each_cause_of_host_gaps_has_its_facts_in_a_line() -> None:
+    """Causes without facts, and those of a later version, have no line."""
+    assert {fact.name: fact.value for fact in behind.host_facts(result_of())} == {
+        "Data loader": "the loader's workers are slow and copies of inputs are slow; the GPU waited 120.0 ms for "
+        "batches; 2.0 ms for copies of inputs; 1 copy from pageable memory (1.00 MB)",
+        "Checkpoint": "the GPU waited 30.0 ms; 3 runs of copies to the host of 4.00 GB, 2 asynchronous",
+        "Garbage collection": "1 collection of 6.0 ms; the GPU waited 5.0 ms",
+        "Allocator": "12 allocations and 1 free by the driver, 2 of them after the first step, where none is needed; "
+        "1 retry after memory ran out; 70.00 GB reserved at the peak, 12.5 % of it unused (fragmentation)",
+        "Host syncs": "44 waits of the host for the GPU (11.0 a step of the rank with most), which idled 48.0 ms "
+        "behind them",
+        "Launch-bound": "the GPU waited 48.0 ms for launches; CUDA graphs would win at most 96.0 ms, 2.0 % of the "
+        "step time; 65,536 tokens a step",
+        "Optimizer": "fused and loop, 1 kernel a step",
+        "Unattributed": "4.0 ms: launched, and nothing recorded ran; 1.0 ms: no launch record",
+        "Profiler": "a step takes 200.0 ms with it and 160.0 ms without (run.json): +25.0 %",
+    }
+
+
+def test_throughput_says_how_the_gpus_were_fed() -> None:
+    """Figures without evidence are left out."""
+    result = result_of()
+    assert [(fact.name, fact.value) for fact in behind.throughput(result)] == [
+        ("Kernels a step", "685 (1.6 a millisecond)"),
+        ("Median kernel", "309 µs; a launch every 618 µs, 2.00x as long"),
+        ("From launch to start", "p50 447 µs, p90 900 µs, p99 990 µs"),
+        ("Queue", "766.9 launches deep, 2,052 at most, empty 0.7 % of the time"),
+    ]
+    result["throughput"] = dict.fromkeys(result["throughput"]) | {"launch_delay_ns": dict.fromkeys(("p50", "p99"))}
+    assert behind.throughput(result) == []
+
+
+def test_recompute_says_what_it_costs_and_how_it_is_known() -> None:
+    """A suspicion stands apart, and alone where nothing else was found."""
+    result = result_of()
+    found = behind.recompute(result)
+    assert found is not None
+    assert [(fact.name, fact.value) for fact in found.facts] == [
+        ("Cost", "12.0 % of the step time, 6.0 ms of it communication"),
+        ("MFU without it", "+3.8 points"),
+        ("Setting", "full, non-reentrant, 576 regions"),
+        ("Ran again", "95.0 % of the forward's matmul and attention kernels"),
+        ("Known from", "sequence numbers of operators inside the backward"),
+        ("Modules", ", ".join(f"layers.{number}" for number in range(12)) + " and 2 others"),
+    ]
+    assert found.suspected == "operators that only a forward calls; at least 2.0 % of the step time, +0.6 points"
+    result["recompute"]["share"] = 0.0
+    assert behind.recompute(result) == behind.Recompute([], found.suspected)
+    assert "suspected, not counted" in to_html(result)
+    assert "recompute 12" not in printed(result)
+    result["recompute"]["suspected"] = None
+    assert behind.recompute(result) is None
+    assert '<h2 id="recompute">' not in to_html(result)
+
+
+def test_kernels_stand_against_their_roofs() -> None:
+    """Rates are of the runs whose work is known; the whole name stays beside the short one."""
+    result = result_of()
+    first, second = rows.kernels(result)
+    assert (first.short_name, first.bound, first.roof_share, first.headroom) == (
+        "nvjet_hsh_128x256_64x4",
+        "compute",
+        0.695,
+        0.1,
+    )
+    assert first.byte_per_s == pytest.approx(1e12)
+    assert (second.bound, second.flop_per_s, second.byte_per_s) == ("", None, None)
+    result["kernels"][1]["known_share"] = 0.5
+    assert rows.kernels(result)[0].byte_per_s == pytest.approx(2e12)
+    assert [(fact.name, fact.value) for fact in behind.kernel_facts(result)] == [
+        ("FLOPs or bytes known", "for 87.0 % of the compute time"),
+        ("Share of the roof", "matmul 69.5 %, device copies 80.0 %"),
+        ("Without matrix units", "6.2 % of the time of matrix products"),
+        ("Ran in pieces", "attention (8 softmax kernels, 1.0 ms)"),
+    ]
+    assert f'title="{first.name}">{first.short_name}<' in to_html(result)
+
+
+def test_roofline_has_kernels_with_flops_and_bytes() -> None:
+    """Each element type has its peak; without kernels to place there is no figure."""
+    result = result_of()
+    result["model"]["peak"]["mixed"] = {"fp8": {"share": 0.4, "tflops": 1978.9}, "int4": {"share": 0, "tflops": None}}
+    found = behind.roofline(result)
+    assert found is not None
+    assert (found.byte_per_s, found.peaks) == (3350e9, {"bf16": 989.4e12, "fp8": 1978.9e12})
+    assert [(point.family, round(point.flop_per_byte, 1)) for point in found.points] == [("matmul", 687.5)]
+    assert behind.roofline(result | {"kernels": result["kernels"][:1]}) is None
+    axes = figures.roofline(result)
+    texts = [text.get_text().strip() for text in axes.texts]
+    assert texts == ["bf16 989.4 TFLOP/s", "fp8 1,978.9 TFLOP/s", "3,350 GB/s", "nvjet_hsh_128x256_64x4"]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
 
 
 def test_quality_lists_warnings_before_notes_and_joins_ranks() -> None:
@@ -447,9 +647,9 @@ def test_terminal_report_fits(result: Result, width: int, encoding: str) -> None
 
 
 def test_terminal_report_is_about_a_screen() -> None:
-    """Eight ranks with leaves in all buckets, culprits and ten remarks take about 70 lines; so do many ranks."""
-    assert len(printed(result_of()).splitlines()) <= 72
-    assert len(printed(result_of(80)).splitlines()) <= 72
+    """Eight ranks with leaves in all buckets, culprits and ten remarks take about 75 lines; so do many ranks."""
+    assert len(printed(result_of()).splitlines()) <= 78
+    assert len(printed(result_of(80)).splitlines()) <= 78
     assert "… 72 more" in printed(result_of(80))
 
 
@@ -463,6 +663,22 @@ def test_terminal_names_culprits_with_evidence_where_it_fits() -> None:
     assert "Slow links\n  slow link: mesh_tp [2, 3]: all reduce 2.00x its peers', 120.0 ms in all" in unblamed
     assert "MFU points" not in printed(result_of(mfu=False))
     assert "made the others wait" not in printed(result_of(1))
+
+
+def test_terminal_names_calls_only_where_host_gaps_matter() -> None:
+    """From two percent of the step time on; recompute and kernels have a line each, all in at most six lines."""
+    result = result_of()
+    section = printed(result).split("\n\n")[4].splitlines()
+    assert section == [
+        "Behind the losses",
+        "  data loader: _MultiProcessingDataLoaderIter.__next__, 2.5 % in 5 gaps, most on rank 3",
+        "  launch-bound: MmBackward0, 1.0 % in 240 gaps, most on rank 2",
+        "  recompute 12.0 %, +3.8 points without it: full, non-reentrant, 576 regions",
+        "  kernels: work known for 87.0 % of compute; share of the roof: matmul 69.5 %, device copies 80.0 %",
+    ]
+    result["job"]["buckets"]["host_gap"] = result["job"]["window_ns"] // 51
+    assert "MmBackward0" not in printed(result)
+    assert "MmBackward0" in to_html(result)
 
 
 def test_markup_in_names_is_text_in_the_terminal() -> None:
@@ -502,6 +718,7 @@ def test_figures_are_reproducible(result: Result) -> None:
         (figures.waterfall, "pipeline bubbles"),
         (figures.ranks, "pipeline bubbles"),
         (figures.heatmap, "ms that others waited"),
+        (figures.roofline, "FLOPs a byte"),
     ):
         first, second = (figures.svg(draw(result)) for _ in range(2))
         assert first == second
@@ -514,10 +731,11 @@ def test_figure_draws_on_axes_it_is_given() -> None:
     """A notebook can place a figure in its own."""
     from matplotlib.figure import Figure
 
-    left, middle, right = Figure().subplots(1, 3)
+    left, middle, right, last = Figure().subplots(1, 4)
     assert figures.waterfall(result_of(), left) is left
     assert figures.ranks(result_of(), middle) is middle
     assert figures.heatmap(result_of(), right) is right
+    assert figures.roofline({"job": result_of()["job"]}, last) is last
 
 
 @pytest.mark.parametrize(("count", "labels"), [(8, [f"rank {rank}" for rank in range(8)]), (300, ["rank 1"])])

@@ -7,16 +7,34 @@ from contextlib import AbstractContextManager
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 
-from traceaudit.report import rows
-from traceaudit.report.formats import milliseconds, percent
+from traceaudit.report import behind, rows
+from traceaudit.report.formats import clean, milliseconds, percent, quantity
 from traceaudit.report.words import LEVEL_COLOUR, bucket_words
 
 MOST_BARS = 64  # ranks drawn as bars; more become a heat map
 MOST_COLUMNS = 256  # of a heat map; more ranks share a column (of lateness: a row)
 MOST_LABELLED_STEPS = 16  # of the lateness of few ranks; more leave no room for numbers
 WORST_LABELLED = 6  # of many ranks
+WORK_COLOURS = {  # kinds of work in a pipeline: name and colour, of the palette of the buckets
+    "F": ("forward", "#56B4E9"),
+    "R": ("recompute (its share)", "#CC79A7"),
+    "B": ("backward", "#009E73"),
+    "I": ("backward, inputs", "#009E73"),
+    "W": ("backward, weights", "#E69F00"),
+    "O": ("other", "#C9D0D8"),
+}
+FAMILY_COLOURS = {  # of the titles of families, of the same palette; any other family is grey
+    "matmul": "#0072B2",
+    "attention": "#E69F00",
+    "norms": "#CC79A7",
+    "elementwise": "#009E73",
+    "optimizer": "#F0E442",
+    "device copies": "#56B4E9",
+}
+MOST_NAMED_POINTS = 4
 _INK, _FAINT = "#1B2430", "#8A94A0"
 
 
@@ -85,6 +103,133 @@ def heatmap(result: rows.Result, ax: Axes | None = None) -> Axes:
     scale.ax.tick_params(labelsize=8, colors=_INK)
     scale.outline.set_edgecolor(_FAINT)
     return ax
+
+
+def pipeline(result: rows.Result, ax: Axes | None = None) -> Axes:
+    """Draw the work of one pipeline in one step: stages over time, in their order, with the waits in between."""
+    found = rows.pipeline(result)
+    works = found.works if found else []
+    seats = sorted({work.rank for work in works}, key=lambda rank: min(w.stage for w in works if w.rank == rank))
+    ax = ax or _new_axes(8.6, 1.3 + 0.42 * max(len(seats), 1))
+    span = max((work.end_ns for work in works), default=1) / 1e6
+    drawn: dict[str, BarContainer] = {}
+    for work in works:
+        place, start, length = seats.index(work.rank), work.start_ns / 1e6, (work.end_ns - work.start_ns) / 1e6
+        again = min(work.recompute_ns / 1e6, length)
+        for kind, left, width in (("R", start, again), (work.kind, start + again, length - again)):
+            if width > 0:
+                name, colour = WORK_COLOURS.get(kind, WORK_COLOURS["O"])
+                bar = ax.barh(place, width, 0.78, left, color=colour, edgecolor=_INK, linewidth=0.4)
+                drawn.setdefault(name, bar)
+        if work.kind != "O" and length > 0.018 * span:
+            text = str(work.microbatch)
+            ax.text(start + length / 2, place, text, ha="center", va="center", fontsize=7.5, color=_INK)
+    ax.set_yticks(range(len(seats)), [f"stage {_stages(works, rank)}\nrank {rank}" for rank in seats], fontsize=8.5)
+    ax.set_ylim(len(seats) - 0.45, -0.55)
+    ax.set_xlim(0, span)
+    ax.set_xlabel("ms from the step's beginning; white is waiting, numbers are micro-batches", fontsize=9, color=_INK)
+    ax.tick_params(colors=_INK, length=0, labelsize=8.5)
+    ax.spines[["top", "right", "left"]].set_visible(False)
+    ax.spines["bottom"].set_color(_FAINT)
+    order = [name for name, _ in WORK_COLOURS.values() if name in drawn]
+    handles = [drawn[name] for name in order]
+    ax.legend(handles, order, loc="lower left", bbox_to_anchor=(0, 1), ncols=6, frameon=False, fontsize=8.5)
+    return ax
+
+
+def roofline(result: rows.Result, ax: Axes | None = None) -> Axes:
+    """Draw kernels by FLOPs a byte and FLOPs a second, both logarithmic, below the roofs of bandwidth and peaks."""
+    found = behind.roofline(result) or behind.Roofline([], None, {})
+    ax = ax or _new_axes(8.6, 4.4)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    _roofs(ax, found)
+    longest = max((point.ns for point in found.points), default=1)
+    for family in dict.fromkeys(point.family for point in found.points):
+        own = [point for point in found.points if point.family == family]
+        ax.scatter(
+            [point.flop_per_byte for point in own],
+            [point.flop_per_s for point in own],
+            [24 + 280 * point.ns / longest for point in own],
+            color=FAMILY_COLOURS.get(family, "#999999"),
+            edgecolor=_INK,
+            linewidth=0.6,
+            alpha=0.8,
+            label=clean(family, 24),
+            zorder=3,
+        )
+    _name_points(ax, found.points)
+    ax.set_xlabel("FLOPs a byte; the area is the kernel's time", fontsize=9, color=_INK)
+    ax.set_ylabel("FLOPs a second", fontsize=9, color=_INK)
+    ax.yaxis.set_major_formatter(lambda value, _: quantity(value, "FLOP/s").replace(".00", ""))
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.xaxis.set_minor_formatter("")
+    ax.yaxis.set_minor_formatter("")
+    ax.tick_params(colors=_INK, labelsize=8.5, which="both")
+    ax.grid(color="#E3E7EC", linewidth=0.8)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color(_FAINT)
+    if found.points:
+        legend = ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=6, frameon=False, fontsize=8.5)
+        for handle in legend.legend_handles:
+            handle.set_sizes([40.0])  # type: ignore[union-attr]  # a scatter's handle
+    return ax
+
+
+def _roofs(ax: Axes, found: behind.Roofline) -> None:
+    """Draw the bandwidth up to the highest peak, and each peak from where the bandwidth meets it."""
+    peaks, slope = sorted(found.peaks.items(), key=lambda peak: (peak[1], peak[0])), found.byte_per_s
+    ridges = [peak / slope for _, peak in peaks] if slope else []
+    places = [point.flop_per_byte for point in found.points] + ridges
+    rates = [point.flop_per_s for point in found.points] + [peak for _, peak in peaks]
+    left, right = min(places, default=1.0) / 3, max(places, default=1.0) * 4
+    bottom, top = min(rates, default=1.0) / 8, max(rates, default=1.0) * 2.5
+    ax.set_xlim(left, right)
+    ax.set_ylim(bottom, top)
+    for dtype, peak in peaks:
+        ax.plot([peak / slope if slope else left, right], [peak, peak], color=_INK, linewidth=1.2)
+        text = f" {dtype} {peak / 1e12:,.5g} TFLOP/s"
+        ax.text(right, peak, text, va="center", fontsize=8.5, color=_INK, parse_math=False)
+    if slope:
+        ridge = max(ridges, default=right)
+        ax.plot([left, ridge], [left * slope, ridge * slope], color=_INK, linewidth=1.2)
+        middle = math.sqrt(max(left, bottom / slope) * ridge)  # of what is seen of it
+        text, at = f"{slope / 1e9:,.5g} GB/s", (middle, middle * slope)
+        ax.annotate(text, at, (-5, 3), textcoords="offset points", ha="right", fontsize=8.5, color=_INK)
+
+
+def _name_points(ax: Axes, points: Sequence[behind.Point]) -> None:
+    """Name the kernels with the most headroom, but none beside one that is named already."""
+    into = ax.transScale + ax.transLimits  # to shares of the axes
+    named: dict[str, float] = {}
+    for point in sorted(points, key=lambda point: -point.headroom)[:12]:
+        at = (point.flop_per_byte, point.flop_per_s)
+        x, y = into.transform(at)
+        if point.headroom <= 0 or point.title in named or any(abs(y - other) < 0.06 for other in named.values()):
+            continue
+        named[point.title] = y
+        away, side = (-10, "right") if x > 0.6 else (10, "left")
+        ax.annotate(
+            point.title,
+            at,
+            (away, -3),
+            textcoords="offset points",
+            ha=side,
+            fontsize=8,
+            color=_INK,
+            zorder=2.5,
+            parse_math=False,
+            bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.5},
+        )
+        if len(named) == MOST_NAMED_POINTS:
+            return
+
+
+def _stages(works: Sequence[rows.Work], rank: int) -> str:
+    """Return the stages a rank works on, as text."""
+    stages = sorted({work.stage for work in works if work.rank == rank})
+    return ", ".join(map(str, stages[:4])) + ("…" if len(stages) > 4 else "")
 
 
 def svg(drawn: Axes | Figure) -> str:

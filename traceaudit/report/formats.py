@@ -1,7 +1,9 @@
 """How numbers and foreign text are written, in every report."""
 
+import re
 from collections.abc import Sequence
 
+_HASH = re.compile(r"\b(?=\w*\d)[a-z0-9]{32,}\b")
 _SI = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -122,3 +124,19 @@ def kernel_title(name: object, limit: int = 26) -> str:
     whole = str(name).removeprefix("void ").replace("(anonymous namespace)::", "").replace("<unnamed>::", "")
     short = whole.split("<")[0].split("(")[0].split("::")[-1].strip()
     return clean(short or whole, limit)
+
+
+def call_title(name: object, limit: int = 90) -> str:
+    """Return what tells a host call or annotation from others: no wrapper's prefix, marks or long hash.
+
+    >>> call_title("autograd::engine::evaluate_function: MmBackward0"), call_title("## forward ##")
+    ('MmBackward0', 'forward')
+    >>> call_title("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
+    '_SingleProcessDataLoaderIter.__next__'
+    >>> call_title("## Call CompiledFxGraph f7p6gslkv3uwbkhsf7qhhobwgh7c6574rsndaccx7kmlup7cn5jf ##")
+    'Call CompiledFxGraph f7p6gslk…'
+    """
+    whole = str(name)
+    whole = _HASH.sub(lambda found: found[0][:8] + "…", whole)
+    short = whole.removeprefix("autograd::engine::evaluate_function: ").removeprefix("enumerate(DataLoader)#")
+    return clean(short.strip("# ") or whole, limit)

@@ -8,13 +8,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from traceaudit.report import figures, formats, json_file, rows, words
+from traceaudit.report import behind, figures, formats, json_file, rows, words
 
 MOST_KERNELS = 40
 MOST_RANKS, WORST_RANKS = 64, 40
 MOST_CULPRITS, MOST_PARTS, MOST_LINKS = 20, 12, 20
 LEAST_CULPRIT = 0.0005  # what would be written as less than 0.1 %
 MOST_REMARKS = 60
+MOST_GAPS = 12
 LARGEST_DATA = 600_000  # characters of embedded JSON; above it, single steps stay out, so that a ticket takes the file
 
 
@@ -67,9 +68,14 @@ def to_html(result: rows.Result) -> str:
         bucket_title=lambda bucket: rows.bucket_title(result, bucket),
         colour=lambda bucket: words.bucket_words(bucket).colour if bucket else words.LEVEL_COLOUR,
         **_stragglers(result),
+        **_pipeline(result),
         collectives=rows.collectives(result),
+        **_host(result),
+        recompute=behind.recompute(result),
         kernels=kernels[:MOST_KERNELS],
         kernel_count=len(kernels),
+        kernel_facts=behind.kernel_facts(result),
+        roofline_picture=_roofline_picture(result),
         model=rows.model(result),
         quality=quality[:MOST_REMARKS],
         quality_count=len(quality),
@@ -94,6 +100,33 @@ def _stragglers(result: rows.Result) -> dict[str, Any]:
         "late_picture": _late_picture(result) if late else None,
         "slow_links": links[:MOST_LINKS],
         "slow_link_count": len(links),
+    }
+
+
+def _pipeline(result: rows.Result) -> dict[str, Any]:
+    """Return what the section on the pipeline shows, if there is one."""
+    found = rows.pipeline(result)
+    drawn = None
+    if found is not None and found.works:
+        alt = "Forward and backward work of one pipeline in one step, by stage over time; the facts stand below."
+        drawn = _picture(figures.pipeline(result), alt)
+    return {"pipeline": found, "pipeline_picture": drawn}
+
+
+def _host(result: rows.Result) -> dict[str, Any]:
+    """Return what the section on host gaps shows, if anything."""
+    gaps = behind.host_gaps(result)
+    return {
+        "gaps": gaps[:MOST_GAPS],
+        "gap_count": len(gaps),
+        "gap_facts": [
+            (title, facts)
+            for title, facts in (
+                ("Causes", behind.host_facts(result)),
+                ("How the GPUs were fed", behind.throughput(result)),
+            )
+            if facts
+        ],
     }
 
 
@@ -123,6 +156,13 @@ def _late_picture(result: rows.Result) -> Picture:
     ]
     alt = f"Time that others waited for each rank, by step. In all steps, the longest first: {', '.join(waits)}."
     return _picture(figures.heatmap(result), alt)
+
+
+def _roofline_picture(result: rows.Result) -> Picture | None:
+    if behind.roofline(result) is None:
+        return None
+    alt = "Kernels by FLOPs a byte and FLOPs a second under the roofs of bandwidth and peak; the table has the numbers."
+    return _picture(figures.roofline(result), alt)
 
 
 def _picture(axes: Axes, alt: str) -> Picture:

@@ -8,7 +8,15 @@ from typing import Any, TypeAlias
 
 from traceaudit.report import sentences
 from traceaudit.report.formats import clean, duration, listed, milliseconds, numbers, percent, plural, quantity
-from traceaudit.report.words import BUCKETS, NOT_SPLIT, WHOLE_BUCKET_LEAVES, bucket_words, cause_title, leaf_title
+from traceaudit.report.words import (
+    BUCKETS,
+    NOT_SPLIT,
+    WHOLE_BUCKET_LEAVES,
+    bucket_words,
+    cause_title,
+    family_title,
+    leaf_title,
+)
 
 Result: TypeAlias = Mapping[str, Any]
 
@@ -101,6 +109,19 @@ class Lateness:
 
 
 @dataclass(frozen=True)
+class Work:
+    """A piece of forward or backward work in the picture of a pipeline; times from the step's beginning."""
+
+    rank: int
+    stage: int
+    kind: str
+    microbatch: int
+    start_ns: int
+    end_ns: int
+    recompute_ns: int
+
+
+@dataclass(frozen=True)
 class LinkRow:
     """A group whose transfers of one kind and size took longer than those of its peers."""
 
@@ -131,14 +152,23 @@ class CollectiveRow:
 
 @dataclass(frozen=True)
 class KernelRow:
-    """All runs of one kernel; ``flop_per_s`` where its FLOPs are known."""
+    """All runs of one kernel; rates are of the runs whose work is known, and None without any.
+
+    ``roof_share`` is the time that the roof which binds would take over the time taken, ``headroom`` what is above
+    that time as a share of the step time.
+    """
 
     name: str
+    short_name: str
     family: str
     kind: str
     count: int
     ns: int
     flop_per_s: float | None
+    byte_per_s: float | None
+    roof_share: float | None
+    bound: str
+    headroom: float | None
 
 
 @dataclass(frozen=True)
@@ -164,6 +194,8 @@ def headline(result: Result) -> str:
     number = main_number(result)
     if level.row != "mfu":
         number = f"MFU unknown, compute takes {percent(level.share)} of the step time"
+    elif job.get("mixed_peak"):
+        number += " of mixed peak"
     sentence = f"{number} on {_ranks_traced(job)}, {plural(len(job['steps']), 'step')}"
     bars = [row for row in waterfall(result) if not row.is_level]
     worst = [row for row in sorted(bars, key=lambda row: -row.share) if row.share >= NAMED_LOSS][:3]
@@ -342,15 +374,52 @@ def slow_links(result: Result) -> list[LinkRow]:
     return sorted(rows, key=lambda row: -row.excess_ns)
 
 
+@dataclass(frozen=True)
+class PipelineRow:
+    """A pipeline: its shape and theory as facts, and why its waits are not divided, if they are not."""
+
+    facts: list[Fact]
+    undivided: str
+    works: list[Work]
+
+
+def pipeline(result: Result) -> PipelineRow | None:
+    """Return the pipeline of the run, None without one."""
+    found = result.get("pipeline")
+    if not found:
+        return None
+    picture = found.get("picture") or {}
+    columns = picture.get("columns", [])
+    works = [Work(**dict(zip(columns, row, strict=True))) for row in picture.get("rows", [])]
+    return PipelineRow(
+        [Fact(name, value) for name, value in sentences.pipeline_facts(found)],
+        clean(found.get("undivided_reason") or ""),
+        works,
+    )
+
+
 def kernels(result: Result) -> list[KernelRow]:
     """Return the kernels, those with the most time first."""
-    rows = []
-    for entry in result.get("kernels", []):
-        flops, ns = entry.get("flops"), entry["ns"]
-        flop_per_s = flops / ns * 1e9 if flops and ns else None
-        family, kind = clean(entry.get("family") or ""), clean(entry.get("kind") or "")
-        rows.append(KernelRow(clean(entry["name"]), family, kind, entry["count"], ns, flop_per_s))
-    return sorted(rows, key=lambda row: -row.ns)
+    return sorted(map(_kernel, result.get("kernels", [])), key=lambda row: -row.ns)
+
+
+def _kernel(entry: Mapping[str, Any]) -> KernelRow:
+    known_ns = entry["ns"] * (entry.get("known_share") or 1.0)
+    rates = [1e9 * entry[work] / known_ns if entry.get(work) and known_ns else None for work in ("flops", "bytes")]
+    bound = clean(entry.get("bound") or "", 20)
+    return KernelRow(
+        name=clean(entry["name"], 1000),
+        short_name=clean(entry.get("short_name") or entry["name"], 80),
+        family=clean(family_title(str(entry.get("family") or ""))),
+        kind=clean(entry.get("kind") or ""),
+        count=entry["count"],
+        ns=entry["ns"],
+        flop_per_s=rates[0],
+        byte_per_s=rates[1],
+        roof_share=entry.get("roofline_share"),
+        bound="" if bound == "unknown" else bound,
+        headroom=entry.get("headroom"),
+    )
 
 
 def facts(result: Result) -> list[Fact]:
@@ -397,7 +466,16 @@ def model(result: Result) -> list[Fact]:
     if declared and counted:
         both = f"{quantity(declared, 'FLOP')} and {quantity(counted, 'FLOP')} a step"
         found.append(Fact("declared and counted", both, f"declared is {100 * (declared / counted - 1):+.1f} %"))
+    if result["job"].get("mixed_peak"):
+        peaks = _mixed((about.get("peak") or {}).get("mixed") or {})
+        found.append(Fact("MFU of mixed peak", "each kernel at the peak of its element type", peaks))
     return found
+
+
+def _mixed(peaks: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the peak of each element type of a mixed run, and the share that ran in it."""
+    known = [(clean(name, 20), peak) for name, peak in peaks.items() if peak.get("tflops") and peak.get("share")]
+    return ", ".join(f"{name} {peak['tflops']:,g} TFLOP/s ({percent(peak['share'])})" for name, peak in known)
 
 
 def quality(result: Result) -> list[QualityRow]:

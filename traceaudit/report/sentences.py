@@ -11,6 +11,27 @@ LEAST_DRIFT_PPM = 0.05
 MOST_NAMES = 8
 
 
+def pipeline_facts(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the shape of a pipeline, its theory and its measurement as pairs of name and text."""
+    if "stages" not in found:
+        return []
+    chunks = found.get("virtual_stages", 1)
+    shape = f"{plural(found['stages'], 'stage')}, {found['microbatches']} micro-batches"
+    facts = [("Shape", shape + (f", {chunks} virtual stages a rank" if chunks > 1 else ""))]
+    facts.append(("Stages known from", clean(found.get("layout_source", ""))))
+    if found.get("theory") is not None:
+        text = f"{found['theory_formula']} = {percent(found['theory'])} of the ideal time"
+        facts.append(("Bubble in theory", f"{text}; with twice the micro-batches {percent(found['theory'] / 2)}"))
+    if found.get("measured") is not None:
+        facts.append(("Warm-up and drain measured", f"{percent(found['measured'])} of the ideal time"))
+    if found.get("stage_work_ns"):
+        ratio = times(found["heaviest_ratio"])
+        facts.append(("Heaviest stage", f"{found['heaviest_stage']}, {ratio} the mean of the stages' work"))
+    if found.get("replay_error") is not None:
+        facts.append(("Replay misses the step by", percent(found["replay_error"])))
+    return facts
+
+
 def evidence(culprit: Mapping[str, Any], steps: int) -> str:
     """Return in a line what the trace shows of a culprit's cause over a number of its steps; empty if nothing."""
     found, own = culprit.get("evidence") or {}, culprit.get("own_ns") or 0

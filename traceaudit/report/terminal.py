@@ -6,8 +6,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from traceaudit.report import rows
-from traceaudit.report.formats import milliseconds, percent
+from traceaudit.report import behind, rows
+from traceaudit.report.formats import clean, milliseconds, percent, plural
 from traceaudit.report.words import bucket_words
 
 LEAST_CAUSE = 0.005  # smaller leaves and culprits are left to the other reports
@@ -15,6 +15,7 @@ MOST_LEAVES = 3  # of a bucket
 MOST_RANKS, WORST_RANKS = 16, 8
 MOST_CULPRITS, MOST_LINKS = 5, 3
 MOST_REMARKS = 12
+MOST_BEHIND = 4  # lines of what stands behind host gaps, recompute and kernels
 _SAID_ELSEWHERE = ("Traced", "Clocks")  # in the headline and among the remarks
 _SHORTEST_BAR, _LONGEST_BAR = 10, 48  # cells; where there is less room there are no bars
 _IN_ASCII = str.maketrans({"·": "*", "…": "~", "µ": "u", "\u00d7": "x", "\u2212": "-", "\u2013": "-"})
@@ -27,6 +28,7 @@ def print_report(result: rows.Result, console: Console) -> None:
         _waterfall(result, console),
         _ranks(result),
         _culprits(result, console),
+        _behind(result, console),
         _model(result),
         _quality(result),
     ]
@@ -141,6 +143,21 @@ def _culprit_lines(shown: Sequence[rows.CulpritRow], width: int) -> Iterator[Tex
         yield line.append(f"  {row.evidence}", "dim") if fits and row.evidence else line
         if row.evidence and not fits:
             yield Text("      ").append(row.evidence, "dim")
+
+
+def _behind(result: rows.Result, console: Console) -> list[Text]:
+    """Name the largest host gaps where they matter, the recompute and how kernels stand against their roofs."""
+    facts = [text for text in (behind.recompute_line(result), behind.kernel_line(result)) if text]
+    matter = result["job"]["buckets"].get("host_gap", 0) >= behind.NAMED_HOST_GAP * result["job"]["window_ns"]
+    gaps = behind.host_gaps(result)[: MOST_BEHIND - len(facts)] if matter else []
+    lines = [
+        f"{gap.title}: {clean(gap.call, 48)}, {percent(gap.share)} in {plural(gap.count, 'gap')}"
+        + (f", most on rank {gap.rank}" if gap.rank is not None else "")
+        for gap in gaps
+    ]
+    # One line each: the end of what does not fit is in the other reports.
+    shown = [_line(f"  {clean(text, max(console.width - 2, 1))}") for text in (*lines, *facts)]
+    return [_heading("Behind the losses"), *shown] if shown else []
 
 
 def _model(result: rows.Result) -> list[Text]:

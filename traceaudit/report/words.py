@@ -157,6 +157,23 @@ CAUSES: dict[str, Leaf] = {  # why a rank made others wait
     "unknown": Leaf("unknown", "It was late, and the trace does not say why."),
 }
 
+RECOMPUTE_RULES = {  # what told that kernels run the forward again, the strongest first
+    1: "sequence numbers of operators inside the backward",
+    2: "Python frames inside the backward",
+    3: "names of operators that only a forward calls",
+    4: "counts of forward and backward kernels",
+}
+FLAVOURS = {  # of activation checkpointing
+    "reentrant": "reentrant",
+    "non_reentrant": "non-reentrant",
+    "output_discarding": "output-discarding",
+}
+SLOW_LOADERS = {
+    "workers": "the loader's workers are slow",
+    "training process": "batches are made in the training process",
+    "copy": "copies of inputs are slow",
+}
+
 NOT_SPLIT = "compute, not split"
 LEVEL_COLOUR = "#DDE3EA"  # the bar of 100 %, which is no bucket
 WHOLE_BUCKET_LEAVES = {"model_flops", "not_split"}  # leaves that only repeat their bucket
@@ -171,6 +188,17 @@ def leaf_title(bucket: str, leaf: str) -> str:
     """Return the title of a leaf of a bucket, or its own name when it is not in the table."""
     known = bucket_words(bucket).leaves.get(leaf)
     return known.title if known else _spoken(leaf)
+
+
+def gap_title(leaf: str) -> str:
+    """Return the title of a leaf of idle time, whichever bucket it is in."""
+    known = [bucket for bucket in ("host_gap", "unattributed", "straggler") if leaf in BUCKETS[bucket].leaves]
+    return leaf_title(known[0] if known else "host_gap", leaf)
+
+
+def family_title(family: str) -> str:
+    """Return the title of a family of kernels."""
+    return leaf_title("sub_roofline", family)
 
 
 def cause_title(cause: str) -> str:
