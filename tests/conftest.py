@@ -11,6 +11,12 @@ from traceaudit.simulate import simulate
 REAL_TRACES = Path(__file__).parents[2] / "shared" / "traces"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_cache() -> None:
+    """Write nothing beside traces unless a test asks for it."""
+    os.environ["TRACEAUDIT_CACHE"] = "off"
+
+
 @pytest.fixture(scope="session")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return a function from a scenario's name to the directory of its traces, written once."""

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from traceaudit.account import account
 from traceaudit.align import _fitted, _violations, align
 from traceaudit.arrivals import arrivals
 from traceaudit.collectives import gather, layout
 from traceaudit.matching import Matching, match
-from traceaudit.pipeline import _accounts
-from traceaudit.sources import find, one_job
+from traceaudit.normalise import read_trace
 from traceaudit.steps import Selection
 
 Directory = Callable[[str], Path]
@@ -98,7 +98,7 @@ def test_end_before_the_last_arrival_is_a_violation() -> None:
 
 def test_clock_free_waits_agree_with_perfect_clocks(simulated: Directory) -> None:
     """Where all participants leave together, durations alone give the same waits as clocks."""
-    accounts, _ = one_job(_accounts(find([simulated("slow_gpu")]), Selection(), None)[0])
+    accounts = [account(read_trace(path), Selection()) for path in sorted(simulated("slow_gpu").glob("rank*"))]
     table = gather(accounts, 8, layout(accounts, 8, {}), dict.fromkeys(range(8), 0))
     matching = match(table)
     _, clock = arrivals(table, matching, align(accounts, table, matching))

@@ -82,6 +82,10 @@ def adds_up(audit: Audit) -> None:
     for rank in audit.result["ranks"]:
         for step in rank["steps"]:
             assert sum(step["buckets"].values()) == step["window_ns"]
+    if audit.result["quality"]["unattributed_share"] > 0.02:  # it says what the trace lacks
+        lacking = ("launch_missing", "not_started")
+        unknown = sum(leaf["ns"] for leaf in job["leaves"] if leaf["leaf"] in lacking)
+        assert sum(audit.result["host_facts"]["unattributed"].values()) == unknown
     rows = [row["share"] for row in job["waterfall"]]
     assert sum(rows[:-1]) == pytest.approx(rows[-1])
 

@@ -1,6 +1,6 @@
 """What an analysis found: headline figures, tables, pictures and files."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,8 @@ from traceaudit.leaves import Bucket, Leaf
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from traceaudit.parallel import Reading
+
 
 @dataclass(frozen=True, repr=False)
 class Audit:
@@ -21,10 +23,16 @@ class Audit:
     Attributes:
         result: the content of ``result.json``.
         attribution: the tables behind it.
+        gaps: the largest idle gaps of each rank: where they are in time (the rank's own clock), leaf, the host call
+            that took most of each and what stands around it, thread, Python frame, the kernel that ended it and what
+            that waited for.
+        reading: how the traces were read: how many came from the cache; nothing that changes a result.
     """
 
     result: dict[str, Any]
     attribution: Attribution
+    gaps: pd.DataFrame = field(default_factory=pd.DataFrame)
+    reading: "Reading | None" = None
 
     @property
     def mfu(self) -> float | None:
@@ -88,6 +96,12 @@ class Audit:
         from traceaudit.report.figures import heatmap
 
         return heatmap(self.result, ax)
+
+    def pipeline(self, ax: "Axes | None" = None) -> "Axes":
+        """Draw the forward and backward work of one pipeline in one step, by stage over time; returns the Axes."""
+        from traceaudit.report.figures import pipeline
+
+        return pipeline(self.result, ax)
 
     def to_json(self, path: str | Path, *, force: bool = False) -> None:
         """Write ``result.json``.

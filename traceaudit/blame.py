@@ -15,15 +15,15 @@ import pandas as pd
 from traceaudit.account import CLASSES, RankAccount
 from traceaudit.arrivals import Arrivals
 from traceaudit.intervals import Array
-from traceaudit.leaves import Bucket, Leaf
+from traceaudit.leaves import Bucket, Leaf, in_bucket
 from traceaudit.matching import ENDING_TOGETHER, Matching
+from traceaudit.members import coded
 from traceaudit.peers import Peers
 
 Floats = npt.NDArray[np.float64]
 
 SYNCHRONISING = ENDING_TOGETHER | {"all_to_all"}
 TRANSFER, PIPELINE = Leaf.SLOW_LINK, Leaf.UNDIVIDED  # classes of exposed communication beside `CLASSES`
-COLUMNS = (*CLASSES, TRANSFER, PIPELINE)
 EXPLAINED = 0.5  # an excess below this share of the wait explains twice itself, and the rest is jitter
 WAIT_LEAVES = (Leaf.LATE_RANK, Leaf.DATA_IMBALANCE, Leaf.HOST_CAUSED, Leaf.SLOW_LINK, Leaf.JITTER)
 
@@ -35,20 +35,20 @@ class Blame:
     Attributes:
         shares: by row of the table of communications: the share of its wait by `WAIT_LEAVES`; rows sum to 1.
         costs: ``rank, cls, ns``: waits of others that a rank caused by a class of its time; sums to the waits.
-            ``cls`` is a `Leaf` of `COLUMNS`, or JITTER where no excess explains the wait.
+            ``cls`` is a `Leaf` of `CLASSES`, TRANSFER, PIPELINE, or JITTER where no excess explains the wait.
     """
 
     shares: Floats
     costs: pd.DataFrame
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Delay:
     """The waits in one collective instance, and what the late rank did more than the waiting ones."""
 
     rows: npt.NDArray[np.intp]  # of the waiting ranks
     culprit: int
-    excess: Floats  # waiting ranks x COLUMNS
+    excess: Floats  # waiting ranks x classes
     inherited: npt.NDArray[np.intp]  # rows of the culprit's own waits since the common synchronisation
     inherited_ns: Floats
 
@@ -80,15 +80,18 @@ def blame(
             np.zeros((len(table), len(WAIT_LEAVES))), pd.DataFrame({"rank": [], "cls": [], "ns": []}).astype(np.int64)
         )
     pipeline = _by_row(rows[leaf == Leaf.UNDIVIDED], ns[leaf == Leaf.UNDIVIDED], len(table))
-    carried = np.array([Leaf(int(code)).bucket == Bucket.EXPOSED_COMM for code in leaf], np.bool_)
+    carried = in_bucket(leaf, Bucket.EXPOSED_COMM)
     transfer = _by_row(rows[carried], ns[carried], len(table))
-    before, after = _progress(accounts, table, transfer, pipeline)
+    classes, before, after = _progress(accounts, table, transfer, pipeline)
     delays = _delays(table, matching, arrivals, wait, before, after)
     mix = _mixtures(peers)
     shares = np.zeros((len(table), len(WAIT_LEAVES)))
+    by_class: dict[int, Floats] = {}
     for delay in delays:
-        _resolve(delay, wait, shares, mix)
-    return Blame(shares, _costs(delays, wait))
+        if delay.culprit not in by_class:
+            by_class[delay.culprit] = _by_class(classes, mix.get(delay.culprit, np.eye(len(WAIT_LEAVES))[0]))
+        _resolve(delay, wait, shares, by_class[delay.culprit])
+    return Blame(shares, _costs(classes, delays, wait))
 
 
 def _by_row(rows: Array, ns: Array, size: int) -> Array:
@@ -99,21 +102,29 @@ def _by_row(rows: Array, ns: Array, size: int) -> Array:
 
 def _progress(
     accounts: Sequence[RankAccount], table: pd.DataFrame, transfer: Array, pipeline: Array
-) -> tuple[Array, Array]:
-    """Return time by class up to the start and to the end of each communication, exposed communication included."""
-    own = np.concatenate([account.progress for account in accounts])
+) -> tuple[tuple[Leaf, ...], Array, Array]:
+    """Return the classes, and time by class up to the start and to the end of each communication.
+
+    Only classes that occur on some rank, and those of exposed communication.
+    """
+    occurring = {cls for account in accounts for cls in account.progress_classes}
+    classes = tuple(cls for cls in CLASSES if cls in occurring)
+    both = np.zeros((2, len(table), len(classes) + 2), np.int64)
+    filled = 0
+    for account in accounts:
+        rows = slice(filled, filled + len(account.progress))
+        filled = rows.stop
+        for column, cls in enumerate(account.progress_classes):
+            both[:, rows, classes.index(Leaf(cls))] = account.progress[:, :, column].T
     ranks, start = table["rank"].to_numpy(dtype=np.int64), table["start_ns"].to_numpy(dtype=np.int64)
     order = np.lexsort((start, ranks))
-    extra = np.zeros((len(table), 2, 2), np.int64)
-    for column, value in enumerate((transfer, pipeline)):
-        through = np.empty(len(table), np.int64)
-        through[order] = np.cumsum(value[order])
-        first = np.unique(ranks[order], return_index=True)
-        offset = pd.Series(through[order][first[1]] - value[order][first[1]], index=first[0]).reindex(ranks).to_numpy()
-        through = through - offset
-        extra[:, 0, column], extra[:, 1, column] = through - value, through
-    both = np.concatenate([own, extra], axis=2)
-    return both[:, 0], both[:, 1]
+    first = np.flatnonzero(np.diff(ranks[order], prepend=-1))
+    length = np.diff(np.append(first, len(order)))
+    for column, value in enumerate((transfer, pipeline), len(classes)):
+        through = np.cumsum(value[order])
+        through -= np.repeat((through - value[order])[first], length)
+        both[0, order, column], both[1, order, column] = through - value[order], through
+    return (*classes, TRANSFER, PIPELINE), both[0], both[1]
 
 
 def _delays(
@@ -123,27 +134,51 @@ def _delays(
     instance = matching.instance
     ranks = table["rank"].to_numpy(dtype=np.int64)
     syncs = _Synchronisations(table, matching, arrivals)
-    at = {key: row for row, key in enumerate(zip(instance.tolist(), ranks.tolist(), strict=True)) if key[0] >= 0}
+    at = _Rows(instance, ranks)
     waiting = np.flatnonzero((wait > 0) & (instance >= 0))
     waits = _Waits(ranks, arrivals.aligned_ns, wait)
     order = waiting[np.argsort(instance[waiting], kind="stable")]
-    found = []
+    found: list[_Delay] = []
+    moment: list[int] = []
     for rows in np.split(order, np.flatnonzero(np.diff(instance[order])) + 1):
         number, culprit = int(instance[rows[0]]), int(arrivals.awaited_rank[rows[0]])
-        own = at[number, culprit]
+        own = int(at.of(number, culprit))
         common = syncs.previous(number)
         began = np.zeros((len(rows), before.shape[1]), np.int64)
         since = np.iinfo(np.int64).min
         own_began = began[0]
         if common is not None:
-            began = after[[at[common, rank] for rank in ranks[rows].tolist()]]
-            own_began = after[at[common, culprit]]
-            since = int(arrivals.aligned_ns[at[common, culprit]])
+            began = after[at.of(common, ranks[rows])]
+            own_before = int(at.of(common, culprit))
+            own_began = after[own_before]
+            since = int(arrivals.aligned_ns[own_before])
         excess = np.maximum((before[own] - own_began)[None, :] - (before[rows] - began), 0).astype(np.float64)
         inherited = waits.between(culprit, since, int(arrivals.aligned_ns[own]), common is not None)
         found.append(_Delay(rows, culprit, excess, inherited, wait[inherited].astype(np.float64)))
-    moment = [int(arrivals.aligned_ns[at[int(instance[delay.rows[0]]), delay.culprit]]) for delay in found]
+        moment.append(int(arrivals.aligned_ns[own]))
     return [found[index] for index in np.argsort(moment, kind="stable")]
+
+
+class _Rows:
+    """Finds the row of a rank in an instance; of several, the last."""
+
+    def __init__(self, instance: Array, ranks: Array) -> None:
+        self._ranks = int(ranks.max(initial=0)) + 1
+        key = instance * self._ranks + ranks
+        self._order = np.argsort(key, kind="stable")
+        self._key = key[self._order]
+
+    def of(self, instance: int, ranks: Array | int) -> npt.NDArray[np.intp]:
+        """Return the rows.
+
+        Raises:
+            KeyError: a rank has no part in the instance.
+        """
+        wanted = np.asarray(instance * self._ranks + ranks)
+        slot = np.searchsorted(self._key, wanted, side="right") - 1
+        if (self._key[slot] != wanted).any():
+            raise KeyError(f"a rank has no part in instance {instance}")
+        return np.asarray(self._order[slot])
 
 
 class _Waits:
@@ -151,10 +186,9 @@ class _Waits:
 
     def __init__(self, ranks: Array, arrival: Array, wait: Array) -> None:
         rows = np.flatnonzero(wait > 0)
-        self._rows: dict[int, npt.NDArray[np.intp]] = {}
-        for rank in np.unique(ranks[rows]):
-            own = rows[ranks[rows] == rank]
-            self._rows[int(rank)] = own[np.argsort(arrival[own], kind="stable")]
+        rows = rows[np.lexsort((arrival[rows], ranks[rows]))]
+        parts = np.split(rows, np.flatnonzero(np.diff(ranks[rows])) + 1)
+        self._rows = {int(ranks[own[0]]): own for own in parts if len(own)}
         self._arrival = arrival
 
     def between(self, rank: int, since: int, until: int, exclusive: bool) -> npt.NDArray[np.intp]:
@@ -172,10 +206,11 @@ class _Synchronisations:
 
     def __init__(self, table: pd.DataFrame, matching: Matching, arrivals: Arrivals) -> None:
         usable = (matching.instance >= 0) & table["kind"].isin(SYNCHRONISING).to_numpy()
+        codes, groups = coded(table["members"])
         frame = pd.DataFrame(
             {
                 "instance": matching.instance[usable],
-                "members": list(table.loc[usable, "members"]),
+                "members": codes[usable],
                 "ranks": table.loc[usable, "rank"].to_numpy(),
                 "arrival": arrivals.aligned_ns[usable],
                 "end": arrivals.aligned_ns[usable] + (table["end_ns"] - table["start_ns"]).to_numpy()[usable],
@@ -183,18 +218,19 @@ class _Synchronisations:
         )
         traced = set(table["rank"].unique().tolist())
         sums = frame.groupby("instance").agg(present=("ranks", "nunique"), last=("arrival", "max"), end=("end", "max"))
-        members = frame.drop_duplicates("instance").set_index("instance")["members"].reindex(sums.index)
-        self._arrival: dict[int, int] = {}
-        self._group: dict[int, tuple[int, ...]] = {}
-        complete: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-        for number, present, last, end, ranks in zip(
-            sums.index.to_numpy(), sums["present"], sums["last"], sums["end"], members, strict=True
-        ):
-            self._arrival[int(number)], self._group[int(number)] = int(last), ranks
-            if present == len(traced.intersection(ranks)):
-                complete.setdefault(ranks, []).append((int(end), int(number)))
-        self._by_group = {ranks: np.array(sorted(found), np.int64) for ranks, found in complete.items()}
-        self._wider: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+        group = frame.drop_duplicates("instance").set_index("instance")["members"].reindex(sums.index).to_numpy()
+        size = np.array([len(traced.intersection(ranks or ())) for ranks in groups])
+        number, end = sums.index.to_numpy(), sums["end"].to_numpy()
+        self._arrival = dict(zip(number.tolist(), sums["last"].tolist(), strict=True))
+        self._group = dict(zip(number.tolist(), group.tolist(), strict=True))
+        self._by_group: dict[int, Array] = {}
+        complete = np.flatnonzero(sums["present"].to_numpy() == size[group]) if len(sums) else np.empty(0, np.intp)
+        complete = complete[np.lexsort((number[complete], end[complete], group[complete]))]
+        for own in np.split(complete, np.flatnonzero(np.diff(group[complete])) + 1):
+            if len(own):
+                self._by_group[int(group[own[0]])] = np.stack([end[own], number[own]], axis=1)
+        self._ranks = {code: frozenset(groups[code] or ()) for code in {*self._by_group, *group.tolist()}}
+        self._wider: dict[int, list[int]] = {}
 
     def previous(self, instance: int) -> int | None:
         """Return the number of that instance, None if there is none in the recording."""
@@ -211,11 +247,11 @@ class _Synchronisations:
                 best = int(found[slot, 0]), int(found[slot, 1])
         return best[1] if best else None
 
-    def _around(self, members: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Return the groups that hold all of some ranks."""
+    def _around(self, members: int) -> list[int]:
+        """Return the groups that hold all ranks of another."""
         if members not in self._wider:
-            wanted = set(members)
-            self._wider[members] = [group for group in self._by_group if wanted.issubset(group)]
+            wanted = self._ranks[members]
+            self._wider[members] = [group for group in self._by_group if wanted <= self._ranks[group]]
         return self._wider[members]
 
 
@@ -238,14 +274,19 @@ def _leaf_of(cls: Leaf) -> Leaf:
     return Leaf.HOST_CAUSED if cls.bucket in (Bucket.HOST_GAP, Bucket.UNATTRIBUTED) else Leaf.LATE_RANK
 
 
-def _resolve(delay: _Delay, wait: Array, shares: Floats, mix: Mapping[int, Floats]) -> None:
-    """Set the shares of one instance's waits; those that the culprit inherited are set already."""
-    by_class = np.zeros((len(COLUMNS), len(WAIT_LEAVES)))
-    for index, cls in enumerate(COLUMNS):
+def _by_class(classes: Sequence[Leaf], compute: Floats) -> Floats:
+    """Return how each class of a late rank's time divides into `WAIT_LEAVES`; `compute` says it of its compute."""
+    result = np.zeros((len(classes), len(WAIT_LEAVES)))
+    for index, cls in enumerate(classes):
         if cls in (Leaf.NOT_SPLIT, Leaf.KERNELS):
-            by_class[index] = mix.get(delay.culprit, np.eye(len(WAIT_LEAVES))[0])
+            result[index] = compute
         else:
-            by_class[index, WAIT_LEAVES.index(_leaf_of(cls))] = 1.0
+            result[index, WAIT_LEAVES.index(_leaf_of(cls))] = 1.0
+    return result
+
+
+def _resolve(delay: _Delay, wait: Array, shares: Floats, by_class: Floats) -> None:
+    """Set the shares of one instance's waits; those that the culprit inherited are set already."""
     rate, unexplained = _rates(delay, wait[delay.rows].astype(np.float64))
     found = rate[:, None] * (delay.excess @ by_class + delay.inherited_ns @ shares[delay.inherited])
     found[:, WAIT_LEAVES.index(Leaf.JITTER)] += unexplained
@@ -259,7 +300,7 @@ def _rates(delay: _Delay, wait: Floats) -> tuple[Floats, Floats]:
     return rate, np.maximum(wait - rate * total, 0.0)
 
 
-def _costs(delays: Sequence[_Delay], wait: Array) -> pd.DataFrame:
+def _costs(classes: Sequence[Leaf], delays: Sequence[_Delay], wait: Array) -> pd.DataFrame:
     """Hand the waits back in time to the ranks and classes that caused them; integers that add up to the waits."""
     burden = wait.astype(np.float64)
     costs: dict[tuple[int, int], float] = {}
@@ -268,7 +309,7 @@ def _costs(delays: Sequence[_Delay], wait: Array) -> pd.DataFrame:
         weight = burden[delay.rows] / own_wait  # what it carries for others comes on top, in the same proportions
         rate, unexplained_ns = _rates(delay, own_wait)
         rate = rate * weight
-        for cls, ns in zip(COLUMNS, rate @ delay.excess, strict=True):
+        for cls, ns in zip(classes, rate @ delay.excess, strict=True):
             if ns > 0:
                 costs[delay.culprit, int(cls)] = costs.get((delay.culprit, int(cls)), 0.0) + float(ns)
         unexplained = float((unexplained_ns * weight).sum())

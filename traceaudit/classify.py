@@ -48,25 +48,45 @@ COLLECTIVE_KINDS = (
 
 # Families of compute kernels by name; the first that matches.
 FAMILY_NAMES = (
-    (re.compile(r"flash|fmha|attention|attn_|sdpa|paged_", re.I), Leaf.ATTENTION),
+    (re.compile(r"get_dispatch_layout|moe_(?:align|sum|permute)|topk|radixSort|bitonicSort", re.I), Leaf.OTHER_KERNELS),
     (re.compile(r"multi_tensor_apply|adam|lamb_|_sgd|distributed_fused", re.I), Leaf.OPTIMIZER),
     (
         re.compile(
-            r"gemm|gemv|xmma|nvjet|wgmma|hmma|cijk_|cutlass|cublas|matmul|split_?k|_mm_|_mm\b|winograd|implicit_con"
-            r"|conv(?:olution|\dd|_|bwd|fwd)|dgrad|wgrad|miopen.*conv|ck_tile.*gemm",
+            r"flash|fmha|attention|attn_|sdpa|paged_|efficient_attn|AttentionKernel|BatchPrefill|BatchDecode|\bmla_"
+            r"|BatchMLA|fmla_|splitkv|aotriton.*attn|cudnn_generated_fort_native_sdpa|triton_tem_fused.*flex",
+            re.I,
+        ),
+        Leaf.ATTENTION,
+    ),
+    (
+        re.compile(r"layer_?norm|rms_?norm|batch_?norm|group_?norm|\bbn_|_norm_|LayerNorm|normalize_kernel", re.I),
+        Leaf.NORM,
+    ),
+    (
+        re.compile(
+            r"gemm|gemv|\bbmm_|xmma|nvjet|wgmma|hmma|cijk_|cutlass|cublas|matmul|split_?k|_mm_|_mm\b|winograd|implicit_con"
+            r"|conv(?:olution|\dd|_|bwd|fwd)|dgrad|wgrad|miopen.*conv|ck_tile.*gemm|igemm|deep_gemm|tensile|matmul_ogs"
+            r"|linear_\w*kernel|triton_tem_fused_\w*mm",
             re.I,
         ),
         Leaf.MATMUL,
     ),
-    (re.compile(r"layer_?norm|rms_?norm|batch_?norm|group_?norm|\bbn_|_norm_|LayerNorm", re.I), Leaf.NORM),
     (
         re.compile(
-            r"memcpy|memset|copybuffer|fillbuffer|memory_copy|catarray|direct_copy|copy_kernel|_copy_|split_with_sizes",
+            r"memcpy|memset|copybuffer|fillbuffer|memory_copy|catarray|direct_copy|copy_kernel|_copy_|split_with_sizes"
+            r"|transpose_?\d|nchwToNhwc|nhwcToNchw|FillFunctor|chunk_cat",
             re.I,
         ),
         Leaf.DEVICE_COPY,
     ),
-    (re.compile(r"elementwise|triton_poi|pointwise|unrolled|vectorized|gelu|silu|dropout", re.I), Leaf.ELEMENTWISE),
+    (
+        re.compile(
+            r"elementwise|triton_poi|pointwise|unrolled|vectorized|gelu|silu|swiglu|act_and_mul|dropout|rotary|rope"
+            r"|quant(?:ize|_)|cast_",
+            re.I,
+        ),
+        Leaf.ELEMENTWISE,
+    ),
 )
 
 TO_DEVICE = re.compile(r"HtoD|Host -> Device|HOST_TO_DEVICE")
@@ -100,6 +120,54 @@ def family_of(name: str, kind: int) -> Leaf:
     if kind != Kind.KERNEL:
         return Leaf.DEVICE_COPY
     return next((family for pattern, family in FAMILY_NAMES if pattern.search(name)), Leaf.OTHER_KERNELS)
+
+
+NAMESPACES = re.compile(r"(?:\(anonymous namespace\)|at|native|c10|cuda|cutlass|cudnn|std|detail|internal|impl)::")
+WORKER = re.compile(r"(\w+?)(?:Functor|KernelImpl|_kernel_cuda(?:_impl)?|CUDAKernel|FunctorOnSelf_add|Op(?=<))")
+MANGLED = re.compile(r"^_ZN?K?(?=\d)")
+
+
+def short_name(name: str) -> str:
+    """Return a kernel's name for people: demangled, without return type, namespaces, template and call arguments.
+
+    The functor that tells what a generic kernel does stays, in brackets.
+
+    >>> short_name("void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl(int)>(int)")
+    'vectorized_elementwise_kernel[Gelu]'
+    >>> short_name("_ZN5aiter24add_rmsnorm_quant_kernelIDF16bDF16bLi256EEEvPT0_")
+    'aiter::add_rmsnorm_quant_kernel'
+    >>> short_name("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT")
+    'nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT'
+    """
+    if MANGLED.match(name):
+        return _demangled(name)
+    text = name.removeprefix("void ").removeprefix("__global__ ")
+    text = NAMESPACES.sub("", text)
+    head = re.split(r"[<(]", text, maxsplit=1)[0].strip() or text
+    rest = text[len(head) :]
+    worker = WORKER.search(rest) if rest.startswith("<") and head != "Kernel" else None
+    if head in ("Kernel", "Kernel2", "kernel", "device_kernel"):  # CUTLASS: the argument is what it is
+        inner = re.match(r"<\s*([\w:]+)", rest)
+        return inner[1] if inner else head
+    return f"{head}[{worker[1]}]" if worker else head
+
+
+def _demangled(name: str) -> str:
+    """Return the nested name at the head of an Itanium-mangled one; ``_GLOBAL__N_1`` and the like are left out.
+
+    >>> _demangled("_Z28flash_fwd_splitkv_mla_kernelI19FlashMlaKernelTrait")
+    'flash_fwd_splitkv_mla_kernel'
+    """
+    at = MANGLED.match(name)
+    position = at.end() if at else 0
+    parts: list[str] = []
+    while (length := re.match(r"\d+", name[position:])) is not None:
+        begin = position + length.end()
+        parts.append(name[begin : begin + int(length[0])])
+        position = begin + int(length[0])
+        if not name.startswith("_ZN"):
+            break
+    return "::".join(part for part in parts if not part.startswith("_GLOBAL_")) or name
 
 
 def collective_kind(name: str) -> str:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from traceaudit import __version__
+from traceaudit.cli_beyond import COMMANDS
 from traceaudit.errors import TraceAuditError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from traceaudit.audit import Audit
-    from traceaudit.pipeline import Progress
+    from traceaudit.parallel import Progress
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -105,6 +106,7 @@ def _model_options(command: Command) -> Command:
             ),
             click.option("--gpu", help="GPU model, where the traces do not name it."),
             click.option("--peak-tflops", type=float, help="Dense peak of one GPU, instead of the table."),
+            click.option("--hbm-gbps", type=float, help="Memory bandwidth of one GPU in GB/s, instead of the table."),
             *(
                 click.option(f"--{name}", type=click.IntRange(min=1), help=f"Degree of {meaning} parallelism.")
                 for name, meaning in (
@@ -126,12 +128,22 @@ def _model_options(command: Command) -> Command:
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the HTML report.")
 @click.option("--json", "json_path", help="Write result.json; - for standard output instead of the report.")
 @click.option("--force", is_flag=True, help="Overwrite existing output files.")
-@click.option("--config", type=click.Path(exists=True, dir_okay=False), help="What ran: a run.json.")
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False),
+    help="What ran: a run.json, a Hugging Face config.json, a torchtitan TOML or printed Megatron arguments.",
+)
 @_model_options
 @click.option("--steps", type=Numbers(), help="Steps to analyse, e.g. 3-7 or 5,6.")
 @click.option("--step-marker", type=Pattern(), help="Regular expression of the annotations that begin a step.")
 @click.option("--whole-trace", is_flag=True, help="Take each whole trace as one window.")
 @click.option("--ranks", type=Numbers(), help="Ranks to analyse, e.g. 0-7.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Processes that read.  [default: by cores and free memory]")
+@click.option("--scheduler", metavar="ADDRESS", help="Let the workers of this Dask cluster read the traces.")
+@click.option(
+    "--cache", type=click.Path(file_okay=False), help="Keep what was read here.  [default: beside the traces]"
+)
+@click.option("--no-cache", is_flag=True, help="Neither use nor keep what was read.")
 @click.option("--quiet", is_flag=True, help="Print no report and no progress.")
 @click.option("--fail-under", type=float, metavar="MFU%", help="Exit with 3 if MFU is below, or unknown.")
 @click.option("--strict", is_flag=True, help="Exit with 4 if the attribution is not reliable.")
@@ -145,6 +157,10 @@ def analyze(
     step_marker: str | None,
     whole_trace: bool,
     ranks: frozenset[int] | None,
+    jobs: int | None,
+    scheduler: str | None,
+    cache: str | None,
+    no_cache: bool,
     quiet: bool,
     fail_under: float | None,
     strict: bool,
@@ -152,11 +168,14 @@ def analyze(
 ) -> None:
     """Attribute the lost time of a run from the traces of its ranks.
 
-    TRACES are directories, files or glob patterns (.json, .json.gz).
+    TRACES are directories, files, glob patterns or URLs such as s3://bucket/run (.json, .json.gz, .json.zst, and
+    .zip or .tar of them).
     """
     from traceaudit.pipeline import analyze as run
     from traceaudit.steps import Selection
 
+    if cache is not None and no_cache:
+        raise click.UsageError("--cache and --no-cache exclude each other")
     with _reported():
         _refuse_overwriting([output, Path(json_path) if json_path and json_path != "-" else None], force=force)
         with _progress(quiet=quiet) as progress:
@@ -165,6 +184,10 @@ def analyze(
                 config=config,
                 selection=Selection(steps, step_marker, whole_trace),
                 ranks=ranks,
+                jobs=jobs,
+                scheduler=scheduler,
+                executor=None,
+                cache=False if no_cache else cache,
                 progress=progress,
                 **model,
             )
@@ -203,6 +226,11 @@ def _write(audit: "Audit", output: Path | None, json_path: str | None, *, force:
         audit.to_json(str(json_path), force=force)
     if output is not None:
         audit.to_html(output, force=force)
+    reading = audit.reading
+    if reading is not None and reading.cache_bytes and not quiet:
+        kept = reading.accounts_kept + reading.events_kept
+        size = reading.cache_bytes / 1e6
+        click.echo(f"cache: {kept} of {reading.files} traces were in it; {size:,.1f} MB read or written", err=True)
     for path in (json_path if json_path != "-" else None, output):
         if path is not None and not quiet:
             click.echo(f"wrote {path}", err=True)
@@ -212,17 +240,19 @@ def _write(audit: "Audit", output: Path | None, json_path: str | None, *, force:
 def _progress(*, quiet: bool) -> "Iterator[Progress | None]":
     """Show a bar on a terminal, nothing elsewhere."""
     from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield None
         return
-    with Bar(console=console, transient=True) as bar:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task("reading", total=None)
 
-        def report(done: int, total: int, path: Path) -> None:
-            bar.update(task, completed=done, total=total, description=f"reading {path.name}".replace("[", "\\["))
+        def report(done: int, total: int, name: str) -> None:
+            bar.update(task, completed=done, total=total, description=f"reading {name}".replace("[", "\\["))
 
         yield report
 
@@ -245,6 +275,28 @@ def simulate(directory: Path, scenario: str | None, force: bool) -> None:
     with _reported():
         run(directory, scenario, force=force)
     click.echo(f"wrote {directory}; next: traceaudit analyze {directory}", err=True)
+
+
+@main.command()
+@click.option("--sources", is_flag=True, help="Print where the figures come from as well.")
+def devices(sources: bool) -> None:
+    """Print the table of dense peak rates and memory bandwidths, one GPU a line.
+
+    A ~ stands before a figure that its source leaves in doubt, - where a GPU has no such rate.
+    """
+    from traceaudit.hardware import table_rows
+
+    head, *rows = table_rows()
+    shown = len(head) - 2
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(shown)]
+    for row in (head, *rows):
+        click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=False)).rstrip())
+        if sources and row is not head:
+            click.echo(f"    {row[shown]}" + (f" ({row[shown + 1]})" if row[shown + 1] else ""))
+
+
+for beyond in COMMANDS:
+    main.add_command(beyond)
 
 
 if __name__ == "__main__":

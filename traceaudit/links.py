@@ -10,8 +10,9 @@ import pandas as pd
 from traceaudit.arrivals import Arrivals
 from traceaudit.collectives import group_label
 from traceaudit.intervals import Array
-from traceaudit.leaves import Bucket, Leaf
+from traceaudit.leaves import Bucket, Leaf, in_bucket
 from traceaudit.matching import Matching
+from traceaudit.members import coded, each
 
 Floats = npt.NDArray[np.float64]
 
@@ -81,15 +82,12 @@ def totals(
         table["start_ns"].to_numpy() < span["high"].to_numpy()
     )
     row = exposed["row"].to_numpy(dtype=np.int64)
-    waiting = np.array([_is_wait(Leaf(int(leaf))) for leaf in exposed["leaf"]], np.bool_)
+    waiting = in_bucket(exposed["leaf"], Bucket.STRAGGLER) | (exposed["leaf"] == Leaf.TRACE_CUT).to_numpy()
     waiting |= (exposed["leaf"] == Leaf.UNDIVIDED).to_numpy() & ~table["pipeline"].to_numpy(dtype=np.bool_)[row]
     owned, waited = np.zeros(len(table), np.int64), np.zeros(len(table), np.int64)
     np.add.at(owned, row, exposed["ns"].to_numpy(dtype=np.int64))
     np.add.at(waited, row[waiting], exposed["ns"].to_numpy(dtype=np.int64)[waiting])
-    labels = [
-        group_label(str(text), members, assumed=bool(assumed))
-        for text, members, assumed in zip(table["group_description"], table["members"], table["assumed"], strict=True)
-    ]
+    labels, labelled = _labels(table)
     frame = pd.DataFrame(
         {
             "group": labels,
@@ -109,20 +107,32 @@ def totals(
         transfer_ns=sums["exposed_ns"] - sums["wait_ns"],
         estimate_ns=np.where(sums["partial"] > 0, sums["estimate"], np.nan),
     )
-    labelled = dict(zip(table["members"], labels, strict=True))
     return _with_bandwidth(sums, carried, labelled).sort_values(
         "exposed_ns", ascending=False, kind="stable", ignore_index=True
     )
 
 
-def _is_wait(leaf: Leaf) -> bool:
-    return leaf.bucket == Bucket.STRAGGLER or leaf == Leaf.TRACE_CUT
+def _labels(table: pd.DataFrame) -> tuple[npt.NDArray[np.object_], dict[tuple[int, ...], str]]:
+    """Return the text of each row's group, and the text by members (the last one, if they go by several)."""
+    codes, members = coded(table["members"])
+    description, descriptions = pd.factorize(table["group_description"].to_numpy(dtype=object))
+    assumed = table["assumed"].to_numpy(dtype=np.bool_)
+    key = (codes * (len(descriptions) + 1) + description) * 2 + assumed
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    texts = np.empty(len(first), dtype=object)
+    for at, row in enumerate(first):
+        ranks = members[codes[row]] or ()
+        texts[at] = group_label(str(descriptions[description[row]]), ranks, assumed=bool(assumed[row]))
+    last = np.zeros(len(first), np.int64)
+    last[inverse] = np.arange(len(inverse))  # of equal rows, the last one is kept
+    by_members = {(members[codes[first[at]]] or ()): str(texts[at]) for at in np.argsort(last)}
+    return texts[inverse], by_members
 
 
 def _estimates(table: pd.DataFrame, owned: Array, complete: npt.NDArray[np.bool_]) -> Array:
     """Return the exposed time of communications with untraced partners, capped by the shortest comparable duration."""
     length = (table["end_ns"] - table["start_ns"]).to_numpy()
-    ranks = [len(members) for members in table["members"]]
+    ranks = each(table["members"], len)
     keys = pd.DataFrame(
         {"kind": table["kind"].to_numpy(dtype=object), "bytes": table["bytes"].to_numpy(), "ranks": ranks}
     )

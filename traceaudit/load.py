@@ -8,30 +8,37 @@ quotes in names and bare ``inf`` are repaired, a torn file keeps its complete ev
 
 import json
 import re
-import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from decimal import Decimal
-from itertools import count
+from itertools import compress, count
 from operator import attrgetter
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from traceaudit.errors import InputError, NotATraceError
-from traceaudit.events import CATEGORIES, Kind, frame_matters
+from traceaudit.events import CATEGORIES, GPU_KINDS, LONG_FRAME_US, Kind, frame_matters, frame_may_recompute
 from traceaudit.intervals import Array
+from traceaudit.streams import Inflating, Place, opened
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 2 << 20
 HEAD_LIMIT_BYTES = 64 << 20
 JOIN_LIMIT = 1_000  # pieces of a chunk joined to mend a cut inside an event
 TIME_LIMIT_NS = 1 << 61  # so that start, base and length add up within int64
 
 Number = int | float | str | None
+Column = npt.NDArray[np.integer[Any]]  # of 8 or 32 bits, where the values fit
+Mask = npt.NDArray[np.bool_]
+
+
+NOTHING = msgspec.Raw()
 
 
 class Args(msgspec.Struct, gc=False):
@@ -45,10 +52,11 @@ class Args(msgspec.Struct, gc=False):
     bytes: int = -1
     sequence: int = msgspec.field(default=-1, name="Sequence number")
     forward_thread: int = msgspec.field(default=-1, name="Fwd thread id")
-    dims: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw, name="Input Dims")
-    dims_2021: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw, name="Input dims")
-    types: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw, name="Input type")
-    grid: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    dims: msgspec.Raw = msgspec.field(default=NOTHING, name="Input Dims")
+    dims_2021: msgspec.Raw = msgspec.field(default=NOTHING, name="Input dims")
+    types: msgspec.Raw = msgspec.field(default=NOTHING, name="Input type")
+    concrete: msgspec.Raw = msgspec.field(default=NOTHING, name="Concrete Inputs")
+    grid: msgspec.Raw = NOTHING
     collective: str = msgspec.field(default="", name="Collective name")
     group: Number = msgspec.field(default="", name="Process Group Name")
     group_description: str = msgspec.field(default="", name="Process Group Description")
@@ -61,6 +69,11 @@ class Args(msgspec.Struct, gc=False):
     source_rank: int = msgspec.field(default=-1, name="Src Rank")
     destination_rank: int = msgspec.field(default=-1, name="Dst Rank")
     root: int = msgspec.field(default=-1, name="Rank")
+    wait_stream: int = msgspec.field(default=-1, name="wait_on_stream")
+    record: int = msgspec.field(default=-1, name="wait_on_cuda_event_record_corr_id")
+    device_type: int = msgspec.field(default=0, name="Device Type")
+    allocated: int = msgspec.field(default=-1, name="Total Allocated")
+    reserved: int = msgspec.field(default=-1, name="Total Reserved")
     name: Number = ""
 
 
@@ -72,8 +85,8 @@ class Event(msgspec.Struct, gc=False):
     name: str | None = None
     pid: Number = -1
     tid: Number = -1
-    ts: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
-    dur: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    ts: msgspec.Raw = NOTHING
+    dur: msgspec.Raw = NOTHING
     args: Args | None = None
 
 
@@ -92,7 +105,14 @@ COLLECTIVE_FIELDS = (
     "destination_rank",
     "root",
 )
-INTEGER_ARGS = ("external", "correlation", "stream", "device", "bytes", "sequence", "forward_thread")
+# Which kinds of rows can have which integer and which text arguments; on others they are not looked for.
+CARRIERS: tuple[tuple[tuple[Kind, ...], tuple[str, ...], tuple[str, ...]], ...] = (
+    ((Kind.OPERATOR, Kind.ANNOTATION), ("sequence", "forward_thread"), ("dims", "types", "concrete")),
+    ((Kind.RUNTIME, *GPU_KINDS, Kind.GPU_ANNOTATION, Kind.SYNC, Kind.OVERHEAD), ("correlation",), ()),
+    ((*GPU_KINDS, Kind.GPU_ANNOTATION, Kind.SYNC, Kind.OVERHEAD), ("stream", "device", "bytes"), ("grid",)),
+)
+INTEGER_ARGS = ("external", *(name for _, integers, _ in CARRIERS for name in integers))
+TEXT_ARGS = tuple(name for _, _, texts in CARRIERS for name in texts)
 
 
 @dataclass
@@ -102,11 +122,13 @@ class RawTrace:
     Attributes:
         path: the file.
         metadata: every top-level key but the events; empty when the file is a bare list.
-        columns: int64 arrays of equal length: ``kind`` (`Kind`), ``name``, ``dims``, ``types`` and ``grid`` (indices
-            into `texts`, -1 where absent), ``ts`` and ``dur`` in nanoseconds, ``pid``, ``tid``, ``collective`` (row of
-            `collectives`, -1 where absent) and the integer arguments of `Args`.
+        columns: integer arrays of equal length: ``kind`` (`Kind`), ``name``, ``dims``, ``types``, ``concrete`` and
+            ``grid`` (indices into `texts`, -1 where absent), ``ts`` and ``dur`` in nanoseconds, ``pid``, ``tid``,
+            ``collective`` (row of `collectives`, -1 where absent) and the integer arguments of `Args`.
         texts: the distinct names and shapes.
         collectives: one tuple a collective's event, fields as `COLLECTIVE_FIELDS`.
+        waits: one tuple a recorded stream-wait event, fields as `WAIT_FIELDS`.
+        memory: one tuple a report of the GPU's allocator: time as written, allocated and reserved bytes.
         thread_names: native names by thread id.
         host_processes: ids of processes that wrote host rows.
         dropped: events lost (unreadable or with an unusable time).
@@ -119,87 +141,59 @@ class RawTrace:
     columns: dict[str, Array] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
     collectives: list[tuple[Any, ...]] = field(default_factory=list)
+    waits: list[tuple[int, ...]] = field(default_factory=list)
+    memory: list[tuple[int, ...]] = field(default_factory=list)
     thread_names: dict[int, str] = field(default_factory=dict)
     dropped: int = 0
     repaired: int = 0
     torn: bool = False
 
 
-def load(path: Path) -> RawTrace:
-    """Read a ``.json`` or ``.json.gz`` trace.
+def load(place: Path | Place) -> RawTrace:
+    """Read a trace: JSON as it is, gzipped or zstd-compressed, from this machine, an archive or a remote store.
 
     Raises:
         NotATraceError: the file holds no list of events.
         InputError: the file cannot be opened.
     """
-    trace = RawTrace(path)
+    place = Place(str(place)) if isinstance(place, Path) else place
+    trace = RawTrace(place.path)
     try:
-        with path.open("rb") as file:
-            source = _Inflating(file)
-            text = _EventText(source)
-            columns = _Columns(trace)
-            for chunk in text:
-                columns.add(*_decode(chunk, text))
-            trace.metadata = text.metadata()
+        with opened(place) as file:
+            source = Inflating(file)
+            with closing(_Ahead(source)) as ahead:
+                text = _EventText(ahead)
+                columns = _Columns(trace)
+                for chunk in text:
+                    columns.add(*_decode(chunk, text))
+                trace.metadata = text.metadata()
             trace.torn = text.torn or source.torn
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise InputError(f"{place.name}: cannot be read: {error.strerror or error}") from error
     columns.finish()
     trace.dropped += text.dropped
     trace.repaired += text.repaired
     return trace
 
 
-class _Inflating:
-    """Bytes of a plain or gzipped file; a gzip that is cut or damaged gives what can be inflated."""
+class _Ahead:
+    """Inflates the next block on a thread of its own while the last one is decoded."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._inflate = zlib.decompressobj(31) if file.read(2) == b"\x1f\x8b" else None
-        self._inside = False  # a member has begun and not ended
-        self._members = 0
-        self._damaged = False
-        self.torn = False
-        file.seek(0)
+    def __init__(self, source: Inflating) -> None:
+        self._source = source
+        self._thread = ThreadPoolExecutor(1)
+        self._next = self._thread.submit(source.read, 1 << 16)
 
     def read(self, size: int) -> bytes:
-        """Return about `size` bytes, or nothing at the end."""
-        if self._inflate is None:
-            return self._file.read(size)
-        parts: list[bytes] = []
-        while size > 0 and not self._damaged:
-            compressed = self._inflate.unconsumed_tail
-            if self._inflate.eof:  # another member follows, or the end
-                compressed = self._inflate.unused_data
-                self._inflate = zlib.decompressobj(31)
-                self._inside = False
-                self._members += 1
-            compressed = compressed or self._file.read(1 << 18)
-            if not compressed:
-                self.torn |= self._inside
-                break
-            if self._members and not self._inside and not compressed.strip(b"\0"):
-                continue  # padding
-            before = self._inflate.copy()
-            try:
-                part = self._inflate.decompress(compressed, size)
-            except zlib.error:
-                self._damaged = True
-                self.torn |= self._inside or not self._members  # else padding after the last member
-                part = _up_to_damage(before, compressed)
-            self._inside = True
-            parts.append(part)
-            size -= len(part)
-        return b"".join(parts)
+        """Return the next block, or nothing at the end; `size` is the length of the one after it."""
+        block = self._next.result()
+        if block:
+            self._next = self._thread.submit(self._source.read, size)
+        return block
 
-
-def _up_to_damage(inflate: "zlib._Decompress", compressed: bytes) -> bytes:
-    """Return what a damaged piece of gzip inflates to, byte by byte, before zlib notices."""
-    whole = bytearray()
-    with suppress(zlib.error):
-        for at in range(len(compressed)):
-            whole += inflate.decompress(compressed[at : at + 1])
-    return bytes(whole)
+    def close(self) -> None:
+        """Wait for the thread."""
+        self._thread.shutdown(cancel_futures=True)
 
 
 BARE_NUMBER = re.compile(rb"(:\s*)-?(?:inf|nan|Infinity|NaN|N/A)\b")
@@ -210,7 +204,7 @@ ESCAPE_BEFORE_QUOTE = re.compile(rb'\\(?!["\\/bfnrtu])')
 class _EventText:
     """Iterates over chunks of whole events; keeps the text around the list as metadata."""
 
-    def __init__(self, source: _Inflating) -> None:
+    def __init__(self, source: _Ahead) -> None:
         self._source = source
         self._head = b""
         self._tail = b""
@@ -495,10 +489,43 @@ def _coerced_args(found: dict[str, Any]) -> Args:
 def _integer(value: object, otherwise: int) -> int:
     try:
         value = float(value) if isinstance(value, str) and "." in value else value
-        number = int(value)  # type: ignore[call-overload]  # anything may stand in a trace
+        number = int(value)  # type: ignore[call-overload]
     except (TypeError, ValueError, OverflowError):
         return otherwise
     return number if -(1 << 63) <= number < 1 << 63 else otherwise
+
+
+class _Kinds(dict[str | None, Kind]):
+    """Kinds by category as written."""
+
+    def __missing__(self, category: str | None) -> Kind:
+        kind = self[category] = CATEGORIES.get(category or "") or CATEGORIES.get((category or "").lower(), Kind.OTHER)
+        return kind
+
+
+class _Matters(dict[str | None, bool]):
+    """Whether Python frames matter, by name."""
+
+    def __missing__(self, name: str | None) -> bool:
+        matters = self[name] = frame_matters(name or "") or frame_may_recompute(name or "")
+        return matters
+
+
+class _Codes(dict[str | bytes | None, int]):
+    """Numbers the distinct texts, whether they come as text or as bytes; none has the number -1 as bytes."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self[b""] = -1
+
+    def __missing__(self, key: str | bytes | None) -> int:
+        if isinstance(key, str):
+            self.texts.append(key)
+            code = len(self.texts) - 1
+        else:
+            code = self[key.decode("utf-8", "replace") if key else ""]
+        self[key] = code
+        return code
 
 
 class _Columns:
@@ -506,82 +533,114 @@ class _Columns:
 
     def __init__(self, trace: RawTrace) -> None:
         self._trace = trace
-        self._parts: dict[str, list[Array]] = defaultdict(list)
-        self._codes: defaultdict[str, int] = defaultdict(count().__next__)
-        self._frames: dict[str, bool] = {}
+        self._parts: dict[str, list[Column]] = defaultdict(list)
+        self._codes = _Codes()
+        self._kinds = _Kinds()
+        self._matters = _Matters()
+        self._shared: dict[str, str] = {}
         self._words: defaultdict[str, int] = defaultdict(count(-1000, -1).__next__)
 
     def add(self, events: list[Event], repaired: int, dropped: int) -> None:
         """Append the events of a chunk that later stages read."""
         self._trace.repaired += repaired
         self._trace.dropped += dropped
-        kept: list[Event] = []
-        kinds: list[int] = []
-        for event in events:
-            if event.ph == "X":
-                kind = CATEGORIES.get(event.cat or "", Kind.OTHER)
-                if kind == Kind.OTHER:
-                    kind = CATEGORIES.get((event.cat or "").lower(), Kind.OTHER)
-                if kind == Kind.OTHER or (kind == Kind.FRAME and not self._wanted(event.name or "")):
-                    continue
-                kept.append(event)
-                kinds.append(kind)
-            elif event.ph == "M" and event.name == "thread_name" and event.args is not None:
-                self._trace.thread_names[self._number(event.tid)] = str(event.args.name)
+        for event in [event for event in events if event.ph in ("M", "i")]:
+            self._note(event)
+        kept = [event for event in events if event.ph == "X"]
+        kinds = np.fromiter(map(self._kinds.__getitem__, map(attrgetter("cat"), kept)), np.int8, len(kept))
+        wanted = kinds != Kind.OTHER
+        frames = np.flatnonzero(kinds == Kind.FRAME)
+        if len(frames):
+            wanted[frames] = self._wanted([kept[index] for index in frames])
+        if not wanted.all():
+            kept, kinds = list(compress(kept, wanted.tolist())), kinds[wanted]
         if kept:
             self._append(kept, kinds)
 
     def finish(self) -> None:
         """Join the chunks."""
-        names = ("kind", "name", "ts", "dur", "pid", "tid", "dims", "types", "grid", "collective", *INTEGER_ARGS)
+        names = ("kind", "name", "ts", "dur", "pid", "tid", *TEXT_ARGS, "collective", *INTEGER_ARGS)
         self._trace.columns = {
-            name: np.concatenate(self._parts[name]) if self._parts[name] else np.empty(0, np.int64) for name in names
+            name: np.concatenate(self._parts.pop(name)) if name in self._parts else np.empty(0, np.int64)
+            for name in names
         }
-        self._parts.clear()
-        self._trace.texts = list(self._codes)
+        self._trace.texts = self._codes.texts
 
-    def _append(self, kept: list[Event], kinds: list[int]) -> None:
-        size = len(kept)
-        starts, bad_starts = _nanoseconds([bytes(event.ts) for event in kept])
-        lengths, bad_lengths = _nanoseconds([bytes(event.dur).replace(b"null", b"") or b"0" for event in kept])
+    def _note(self, event: Event) -> None:
+        """Keep what an event without a length says of later use."""
+        args = event.args
+        if args is None:
+            return
+        if event.ph == "M" and event.name == "thread_name":
+            self._trace.thread_names[self._number(event.tid)] = str(args.name)
+        elif event.ph == "i" and args.reserved >= 0 and args.device_type:
+            at, bad = _nanoseconds([event.ts])
+            if not bad[0]:
+                self._trace.memory.append((int(at[0]), args.allocated, args.reserved))
+
+    def _append(self, kept: list[Event], kinds: Column) -> None:
+        starts, bad_starts = _nanoseconds(list(map(attrgetter("ts"), kept)))
+        lengths, bad_lengths = _nanoseconds(list(map(attrgetter("dur"), kept)), missing=0)
         bad = bad_starts | bad_lengths
         if bad.any():
             self._trace.dropped += int(bad.sum())
-            kept = [event for event, lost in zip(kept, bad, strict=True) if not lost]
-            kinds = [kind for kind, lost in zip(kinds, bad, strict=True) if not lost]
-            starts, lengths, size = starts[~bad], lengths[~bad], len(kept)
+            kept, kinds = list(compress(kept, (~bad).tolist())), kinds[~bad]
+            starts, lengths = starts[~bad], lengths[~bad]
+        size = len(kept)
         args = [event.args or NO_ARGS for event in kept]
         parts = self._parts
         parts["ts"].append(starts)
         parts["dur"].append(lengths)
-        parts["kind"].append(np.array(kinds, np.int64))
-        codes = self._codes
-        parts["name"].append(np.fromiter((codes[event.name or ""] for event in kept), np.int64, size))
-        parts["pid"].append(self._numbers(list(map(attrgetter("pid"), kept))))
-        parts["tid"].append(self._numbers(list(map(attrgetter("tid"), kept))))
-        parts["dims"].append(np.array([self._text(bytes(a.dims) or bytes(a.dims_2021)) for a in args], np.int64))
-        parts["grid"].append(np.array([self._text(bytes(a.grid)) for a in args], np.int64))
-        parts["types"].append(np.array([self._text(bytes(a.types)) for a in args], np.int64))
-        parts["collective"].append(np.array([self._collective(a) for a in args], np.int64))
-        for name in INTEGER_ARGS:
-            parts[name].append(_int64(list(map(attrgetter(name), args))))
-        parts["external"][-1] = np.maximum(parts["external"][-1], _int64([a.external_2021 for a in args]))
+        parts["kind"].append(kinds)
+        parts["name"].append(np.fromiter(map(self._codes.__getitem__, map(attrgetter("name"), kept)), np.int32, size))
+        for name in ("pid", "tid"):
+            parts[name].append(_compact(self._numbers(list(map(attrgetter(name), kept)))))
+        parts["collective"].append(self._collectives(args))
+        inner = kinds != Kind.FRAME
+        called = _either(list(compress(args, inner.tolist())), "external", "external_2021")
+        parts["external"].append(_spread(inner, _compact(called)))
+        for carriers, integers, texts in CARRIERS:
+            rows = np.isin(kinds, carriers)
+            own = list(compress(args, rows.tolist()))
+            for name in integers:
+                parts[name].append(_spread(rows, _compact(_int64(list(map(attrgetter(name), own))))))
+            for name in texts:
+                parts[name].append(_spread(rows, self._texts(own, name)))
+        self._note_waits(kinds, args)
 
-    def _wanted(self, frame: str) -> bool:
-        wanted = self._frames.get(frame)
-        if wanted is None:
-            wanted = self._frames[frame] = frame_matters(frame)
-        return wanted
+    def _note_waits(self, kinds: Column, args: list[Args]) -> None:
+        for own in (args[index] for index in np.flatnonzero(kinds == Kind.SYNC)):
+            if own.wait_stream >= 0:
+                self._trace.waits.append((own.stream, own.correlation, own.wait_stream, own.record))
 
-    def _text(self, text: bytes) -> int:
-        return self._codes[text.decode("utf-8", "replace")] if text else -1
+    def _wanted(self, frames: list[Event]) -> Mask:
+        """Tell which Python frames are kept: by name, or because they are long."""
+        matter = np.fromiter(map(self._matters.__getitem__, map(attrgetter("name"), frames)), np.bool_, len(frames))
+        lengths, bad = _nanoseconds(list(map(attrgetter("dur"), frames)), missing=0)
+        return np.asarray(matter | (~bad & (lengths >= LONG_FRAME_US * 1000)))
 
-    def _collective(self, args: Args) -> int:
-        if not args.collective:
-            return -1
-        values = (getattr(args, name) for name in COLLECTIVE_FIELDS)
-        self._trace.collectives.append(tuple(_integer(v, -1) if isinstance(v, int) else v for v in values))
-        return len(self._trace.collectives) - 1
+    def _texts(self, args: list[Args], name: str) -> Column:
+        """Return the codes of a text argument; -1 where absent."""
+        found = list(map(bytes, map(attrgetter(name), args)))
+        if name == "dims" and b"" in found:
+            found = [text or bytes(own.dims_2021) for text, own in zip(found, args, strict=True)]
+        return np.fromiter(map(self._codes.__getitem__, found), np.int32, len(found))
+
+    def _collectives(self, args: list[Args]) -> Column:
+        """Store the arguments of collectives in their own table; return its rows, -1 for other events."""
+        rows = np.fromiter(map(bool, map(attrgetter("collective"), args)), np.bool_, len(args))
+        result = np.full(len(args), -1, np.int32)
+        for index in np.flatnonzero(rows):
+            result[index] = len(self._trace.collectives)
+            values = (getattr(args[index], name) for name in COLLECTIVE_FIELDS)
+            self._trace.collectives.append(
+                tuple(_integer(v, -1) if isinstance(v, int) else self._once(v) for v in values)
+            )
+        return result
+
+    def _once(self, value: Number) -> Number:
+        """Return the first of equal texts: the lists of ranks are long and repeat."""
+        return self._shared.setdefault(value, value) if isinstance(value, str) else value
 
     def _number(self, value: Number) -> int:
         if isinstance(value, int) and -(1 << 63) <= value < 1 << 63:
@@ -596,6 +655,29 @@ class _Columns:
             return np.array([self._number(value) for value in values], np.int64)
 
 
+def _either(args: list[Args], name: str, older: str) -> Array:
+    """Return an integer argument by its name, else by the one that it had before."""
+    found = _int64(list(map(attrgetter(name), args)))
+    absent = np.flatnonzero(found < 0)
+    if len(absent):
+        found[absent] = np.maximum(found[absent], _int64([getattr(args[index], older) for index in absent]))
+    return found
+
+
+def _spread(rows: Mask, values: Column) -> Column:
+    """Return a column with values in the chosen rows, -1 elsewhere."""
+    result = np.full(len(rows), -1, values.dtype)
+    result[rows] = values
+    return result
+
+
+def _compact(column: Array) -> Column:
+    """Return integers in 32 bits if they fit; joined chunks take the wider type."""
+    if len(column) and column.min() >= -(1 << 31) and column.max() < 1 << 31:
+        return column.astype(np.int32)
+    return column
+
+
 def _int64(values: list[int]) -> Array:
     """Return integers as a column; -1 for those that are none of 64 bits."""
     try:
@@ -604,32 +686,39 @@ def _int64(values: list[int]) -> Array:
         return np.array([_integer(value, -1) for value in values], np.int64)
 
 
-THREE_DECIMALS = re.compile(rb"\d\.\d{3}(?![\deE])")
+DOT, COMMA = ord("."), ord(",")
 
 
-def _nanoseconds(texts: list[bytes]) -> tuple[Array, np.ndarray[Any, np.dtype[np.bool_]]]:
+def _nanoseconds(raws: list[msgspec.Raw], missing: int | None = None) -> tuple[Array, Mask]:
     """Return microsecond texts as exact integer nanoseconds, and which of them are no usable number.
 
-    A value beyond `TIME_LIMIT_NS` is unusable.
+    A value beyond `TIME_LIMIT_NS` is unusable; an absent one or null is too, unless `missing` stands for it.
     """
-    size = len(texts)
-    joined = b",".join(texts)
-    dots = joined.count(b".")
-    good = np.zeros(size, np.bool_)
-    try:
-        if dots == size and len(THREE_DECIMALS.findall(joined)) == size:
-            values = np.fromiter(map(int, joined.replace(b".", b"").split(b",")), np.int64, size)
-            if values.min() > -TIME_LIMIT_NS and values.max() < TIME_LIMIT_NS:
-                return values, good
-        elif dots == 0:
-            values = np.fromiter(map(int, texts), np.int64, size)
-            if values.min() * 1000.0 > -TIME_LIMIT_NS and values.max() * 1000.0 < TIME_LIMIT_NS:
-                return values * 1000, good
-    except (ValueError, OverflowError):
-        pass
-    exact = [_exact(text) for text in texts]
+    found = _decimals(b",".join(raws), len(raws))
+    if found is not None:
+        return found, np.zeros(len(raws), np.bool_)
+    texts = list(map(bytes, raws))
+    exact = [missing if missing is not None and text in (b"", b"null") else _exact(text) for text in texts]
     bad = np.array([value is None for value in exact], np.bool_)
     return np.array([value or 0 for value in exact], np.int64), bad
+
+
+def _decimals(joined: bytes, size: int) -> Array | None:
+    """Read numbers between commas that all have three decimals, or none, in thousandths; nothing if they do not."""
+    text = np.frombuffer(joined, np.uint8)
+    ends = np.append(np.flatnonzero(text == COMMA), len(text))
+    dots = np.flatnonzero(text == DOT)
+    digits = int(((text >= ord("0")) & (text <= ord("9"))).sum())
+    if len(ends) != size or digits + len(dots) + size - 1 != len(text):
+        return None
+    width = np.diff(ends, prepend=-1) - 1
+    if len(dots) == size and width.min() > 4 and width.max() <= 20 and (dots == ends - 4).all():
+        values = np.fromstring(joined.replace(b".", b""), np.int64, sep=",")
+    elif not len(dots) and width.min() > 0 and width.max() <= 15:
+        values = np.fromstring(joined, np.int64, sep=",") * 1000
+    else:
+        return None
+    return values if values.max() < TIME_LIMIT_NS else None
 
 
 def _exact(text: bytes) -> int | None:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from traceaudit.intervals import Array
+from traceaudit.members import coded, each
 
 ENDING_TOGETHER = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier"})
 
@@ -47,7 +48,7 @@ def match(table: pd.DataFrame) -> Matching:
         return Matching(np.empty(0, np.int64), np.empty(0, np.bool_), {})
     anonymous = ((table["kind"] == "send_recv") & (table["direction"] == "")).to_numpy()  # partners not recorded
     label = np.full(size, -1, np.int64)  # position in the reference sequence of its group, or sequence number
-    group = pd.factorize(pd.Series(list(table["members"]), dtype=object))[0].astype(np.int64)
+    group = coded(table["members"])[0]
     group = group * 2 + (table["kind"] == "send_recv").to_numpy()
     numbered = table["seq"].to_numpy() >= 0
     label[numbered] = _by_number(table[numbered], group[numbered])
@@ -74,11 +75,16 @@ def _by_number(table: pd.DataFrame, group: Array) -> Array:
     return np.asarray(labels, np.int64)
 
 
-def _way(table: pd.DataFrame) -> npt.NDArray[np.object_]:
-    """Return what tells point-to-point traffic of one pair apart by direction."""
-    rank, direction = table["rank"].to_numpy(), table["direction"].to_numpy(dtype=object)
-    source = np.where(direction == "send", rank, table["source_rank"].to_numpy())
-    return np.where(direction == "", "", source.astype(str)).astype(object)
+def _way(table: pd.DataFrame) -> Array:
+    """Return what tells point-to-point traffic of one pair apart by direction: the sender; -2 without a direction."""
+    rank, direction = table["rank"].to_numpy(dtype=np.int64), table["direction"].to_numpy(dtype=object)
+    source = np.where(direction == "send", rank, table["source_rank"].to_numpy(dtype=np.int64))
+    return np.where(direction == "", -2, source)
+
+
+def _pairs(one: Array, other: Array) -> Array:
+    """Return numbers that are equal where both values are."""
+    return np.asarray(one * (int(other.max(initial=0)) + 4) + other + 3, np.int64)
 
 
 class _Columns:
@@ -89,7 +95,7 @@ class _Columns:
         self.rank = table["rank"].to_numpy(dtype=np.int64)
         self.start = table["start_ns"].to_numpy(dtype=np.int64)
         self.end = table["end_ns"].to_numpy(dtype=np.int64)
-        self.kind = np.where(kind == "", -1, pd.factorize(pd.Series(kind) + pd.Series(_way(table)))[0])
+        self.kind = np.where(kind == "", -1, _pairs(pd.factorize(kind)[0], _way(table)))
         sizes = np.where(kind == "all_to_all", -1, table["bytes"].to_numpy(dtype=np.int64))
         self.size = np.where(chosen, sizes, -1)
         self.together = np.isin(kind, sorted(ENDING_TOGETHER))
@@ -208,11 +214,11 @@ def _instances(table: pd.DataFrame, group: Array, label: Array, anonymous: npt.N
     placed = label >= 0
     keys = pd.DataFrame({"group": group, "label": label})
     instance = np.where(placed, np.asarray(keys.groupby(["group", "label"]).ngroup(), np.int64), -1)
-    expected = np.array([len(members) for members in table["members"]])
+    expected = np.asarray(each(table["members"], len), np.int64)
     present = pd.Series(table["rank"].to_numpy()).groupby(instance).transform("nunique").to_numpy()
     alone = placed & (present < 2) & (expected > 1)
     traced = set(table["rank"].unique())
-    partners = np.array([len(traced.intersection(members)) > 1 for members in table["members"]], np.bool_)
+    partners = np.asarray(each(table["members"], lambda ranks: len(traced.intersection(ranks)) > 1), np.bool_)
     reasons = {
         "partners not traced": alone & ~partners,
         "not recorded by the partners": alone & partners,

@@ -2,16 +2,33 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-from traceaudit.events import GPU_KINDS, HOST_KINDS, Device, Kind, Losses, Origin, ProcessGroup, Trace
-from traceaudit.intervals import Array
+from traceaudit.events import (
+    BACKWARD_NODE,
+    GPU_KINDS,
+    HOST_KINDS,
+    LONG_FRAME_US,
+    MEMORY_FIELDS,
+    WAIT_FIELDS,
+    Device,
+    Kind,
+    Losses,
+    Origin,
+    ProcessGroup,
+    Trace,
+    frame_matters,
+    frame_may_recompute,
+)
+from traceaudit.intervals import Array, covers, union
 from traceaudit.load import COLLECTIVE_FIELDS, RawTrace
+from traceaudit.streams import Place
 
 YEAR_2001_NS = 978_307_200 * 10**9
 DAY_NS = 86_400 * 10**9
@@ -29,23 +46,25 @@ RANK_PREFIX = re.compile(r"^rank[-_]?\d+[-_.]", re.IGNORECASE)  # put before the
 HANDLER_NAME = re.compile(r"^(?P<host>.+)_(?P<process>\d+)\.\d+\.pt\.trace\.json")  # tensorboard_trace_handler
 
 
-def normalise(raw: RawTrace) -> Trace:
+def normalise(raw: RawTrace, *, consume: bool = False) -> Trace:
     """Return the events of a file on the absolute clock, sorted by start.
 
     Negative durations become zero and GPU records longer than a day (a known fault of the driver's tracing) are
-    dropped; both are counted.
+    dropped; both are counted. `consume` takes the columns out of `raw` one by one, so that memory holds them once.
     """
     columns = raw.columns
-    kind, length = columns["kind"], columns["dur"]
+    kind, length = columns["kind"], columns.pop("dur") if consume else columns["dur"]
     absurd = np.isin(kind, GPU_KINDS) & (length > DAY_NS)
     negative = length < 0
     base = _integer(raw.metadata.get("baseTimeNanoseconds")) or 0
     base = base if 0 <= base < 1 << 62 else 0  # else the sum of base, start and length may not fit int64
-    start = columns["ts"] + base
+    start = (columns.pop("ts") if consume else columns["ts"]) + base
     length = np.where(negative, 0, length)
     order = np.lexsort((-length, start))
-    order = order[~absurd[order]]
-    events = _table(raw, order, start, start + length)
+    order = order[~(absurd | _forward_frames(raw, start, length))[order]]
+    end = start + length
+    del kind, length
+    events = _table(raw, order, start, end, consume=consume)
     losses = Losses(
         dropped=raw.dropped + int(absurd.sum()),
         repaired=raw.repaired,
@@ -53,42 +72,89 @@ def normalise(raw: RawTrace) -> Trace:
         torn=raw.torn,
     )
     collectives = pd.DataFrame(raw.collectives, columns=list(COLLECTIVE_FIELDS))
-    return Trace(_origin(raw, events), events, collectives, raw.thread_names, losses, raw.metadata)
-
-
-def _table(raw: RawTrace, order: Array, start: Array, end: Array) -> pd.DataFrame:
-    columns = raw.columns
-    gpu = np.isin(columns["kind"][order], [*GPU_KINDS, Kind.GPU_ANNOTATION, Kind.SYNC])
-    stream, device = columns["stream"][order], columns["device"][order]
-    process, thread = columns["pid"][order], columns["tid"][order]
-    return pd.DataFrame(
-        {
-            "kind": columns["kind"][order].astype(np.int8),
-            "name": _categorical(raw.texts, columns["name"][order]),
-            "start_ns": start[order],
-            "end_ns": end[order],
-            "process": process,
-            "thread": thread,
-            "stream": np.where(gpu, np.where(stream >= 0, stream, thread), -1),
-            "device": np.where(gpu, np.where(device >= 0, device, process), -1),
-            "correlation": columns["correlation"][order],
-            "external": columns["external"][order],
-            "bytes": columns["bytes"][order],
-            "sequence": columns["sequence"][order],
-            "forward_thread": columns["forward_thread"][order],
-            "dims": _categorical(raw.texts, columns["dims"][order]),
-            "types": _categorical(raw.texts, columns["types"][order]),
-            "grid": _categorical(raw.texts, columns["grid"][order]),
-            "collective": columns["collective"][order],
-        }
+    return Trace(
+        _origin(raw, events),
+        events,
+        collectives,
+        raw.thread_names,
+        losses,
+        raw.metadata,
+        waits=_integers(raw.waits, WAIT_FIELDS),
+        memory=_integers([(at + base, *sizes) for at, *sizes in raw.memory], MEMORY_FIELDS),
     )
+
+
+def _forward_frames(raw: RawTrace, start: Array, length: Array) -> npt.NDArray[np.bool_]:
+    """Tell which rows are short frames of modules that run in no backward node: nothing is told by them."""
+    kind, name = raw.columns["kind"], raw.columns["name"]
+    short = np.zeros(len(kind), np.bool_)
+    frames = np.flatnonzero((kind == Kind.FRAME) & (length < LONG_FRAME_US * 1000))
+    if not len(frames):
+        return short
+    modules = np.array([frame_may_recompute(text) and not frame_matters(text) for text in raw.texts], np.bool_)
+    backward = np.array([text.startswith(BACKWARD_NODE) for text in raw.texts], np.bool_)
+    frames = frames[modules[name[frames]]]
+    nodes = np.flatnonzero((kind == Kind.OPERATOR) & (name >= 0))
+    nodes = nodes[backward[name[nodes]]]
+    process, thread = raw.columns["pid"], raw.columns["tid"]
+    short[frames] = True
+    for one in np.unique(thread[frames]):
+        asked, own = frames[thread[frames] == one], nodes[thread[nodes] == one]
+        for other in np.unique(process[asked]):
+            held, spans = asked[process[asked] == other], own[process[own] == other]
+            short[held] = ~covers(union(start[spans], start[spans] + length[spans]), start[held])
+    return short
+
+
+def _integers(rows: Sequence[tuple[int, ...]], columns: tuple[str, ...]) -> pd.DataFrame:
+    return pd.DataFrame(np.array(rows, np.int64).reshape(-1, len(columns)), columns=list(columns))
+
+
+def _table(raw: RawTrace, order: Array, start: Array, end: Array, *, consume: bool) -> pd.DataFrame:
+    columns = raw.columns if consume else dict(raw.columns)
+
+    def taken(name: str) -> Array:
+        return columns.pop(name)[order]
+
+    kind = taken("kind").astype(np.int8)
+    gpu = np.isin(kind, [*GPU_KINDS, Kind.GPU_ANNOTATION, Kind.SYNC])
+    process, thread = taken("pid"), taken("tid")
+    table: dict[str, Any] = {
+        "kind": kind,
+        "name": _categorical(raw.texts, taken("name")),
+        "start_ns": start[order],
+        "end_ns": end[order],
+        "process": _compact(process),
+        "thread": _compact(thread),
+    }
+    for name, otherwise in (("stream", thread), ("device", process)):
+        found = taken(name)
+        table[name] = _compact(np.where(gpu, np.where(found >= 0, found, otherwise), -1))
+    for name in ("correlation", "external"):
+        table[name] = _compact(taken(name))
+    table["bytes"] = taken("bytes").astype(np.int64)  # sums of which need all bits
+    for name in ("sequence", "forward_thread"):
+        table[name] = _compact(taken(name))
+    for name in ("dims", "types", "concrete", "grid"):
+        table[name] = _categorical(raw.texts, taken(name))
+    table["collective"] = _compact(taken("collective"))
+    return pd.DataFrame(table, copy=False)
+
+
+def _compact(column: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.integer[Any]]:
+    """Return integers in 32 bits if they fit."""
+    if not len(column) or (column.min() >= -(1 << 31) and column.max() < 1 << 31):
+        return column.astype(np.int32, copy=False)
+    return column
 
 
 def _categorical(texts: list[str], codes: Array) -> pd.Categorical:
     """Return a categorical of the texts that occur among `codes`; -1 is missing."""
-    used = np.unique(codes[codes >= 0])
-    compact = np.where(codes >= 0, np.searchsorted(used, codes), -1)
-    return pd.Categorical.from_codes(compact, categories=pd.Index([texts[code] for code in used], dtype=object))
+    used = np.flatnonzero(np.bincount(codes + 1, minlength=len(texts) + 1)[1:])
+    place = np.full(len(texts) + 1, -1, np.int32)  # the last one is for -1
+    place[used] = np.arange(len(used))
+    categories = pd.Index([texts[code] for code in used], dtype=object)
+    return pd.Categorical.from_codes(place[codes], categories=categories)
 
 
 def _origin(raw: RawTrace, events: pd.DataFrame) -> Origin:
@@ -191,8 +257,8 @@ def _integer(value: object) -> int | None:
         return None
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(place: Path | Place) -> Trace:
     """Read and normalise one file."""
     from traceaudit.load import load
 
-    return normalise(load(path))
+    return normalise(load(place), consume=True)

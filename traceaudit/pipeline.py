@@ -1,28 +1,31 @@
 """The order of the stages: from trace files to an `Audit`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from traceaudit.account import RankAccount, account
+from traceaudit.account import RankAccount
 from traceaudit.align import align, hosts
 from traceaudit.arrivals import arrivals
 from traceaudit.attribute import Job, attribute, windows
 from traceaudit.audit import Audit
-from traceaudit.collectives import gather, layout
-from traceaudit.errors import InputError, TraceAuditError
+from traceaudit.cache import chosen as chosen_cache
+from traceaudit.collectives import gather, layout, sharing
+from traceaudit.errors import InputError
+from traceaudit.host_gaps import facts, gap_table, profiler_overhead
 from traceaudit.matching import match
 from traceaudit.model import Run, declared, numerator, peak
 from traceaudit.normalise import read_trace
+from traceaudit.parallel import Progress, Reading, Task, reduced, running
 from traceaudit.peers import compare
 from traceaudit.roofline import split_compute
-from traceaudit.sources import Source, find, one_job
+from traceaudit.sources import configurations, find, one_job
 from traceaudit.steps import Selection
+from traceaudit.streams import Place
 from traceaudit.waterfall import result
-
-Progress = Callable[[int, int, Path], None]
 
 
 def analyze(
@@ -31,17 +34,27 @@ def analyze(
     config: str | Path | None = None,
     selection: Selection | None = None,
     ranks: frozenset[int] | None = None,
+    jobs: int | None = None,
+    scheduler: str | None = None,
+    executor: Executor | None = None,
+    cache: str | Path | bool | None = None,
     progress: Progress | None = None,
     **model: Any,  # noqa: ANN401  the names and values of run.json
 ) -> Audit:
     """Attribute the lost time of a training run from the traces of its ranks.
 
     Args:
-        traces: directories, files or glob patterns; ``.json`` and ``.json.gz``.
+        traces: directories, files, glob patterns or URLs that fsspec knows; ``.json``, ``.json.gz``, ``.json.zst``, and
+            ``.zip`` or ``.tar`` archives of them.
         config: a ``run.json``; without it, one that lies beside the traces is read.
         selection: steps to analyse; all that were recorded completely by default.
         ranks: ranks to analyse; all by default.
-        progress: called with (files done, files in all, file) before each file.
+        jobs: processes that read; as many as cores and free memory allow by default, and none for small jobs.
+        scheduler: address of a Dask cluster whose workers read the traces instead; they must reach them.
+        executor: any other executor whose workers read the traces instead.
+        cache: keep what was read: True, False or a folder; by default `TRACEAUDIT_CACHE` from the environment, else
+            beside traces that take long to read.
+        progress: called with (bytes done, bytes in all, name of a file) as files are done.
         model: what is known about the run, by the names of ``run.json`` (``params``, ``tokens_per_step``, ``dtype``,
             ``gpu``, ``layers``, ``hidden``, ``seq_len``, ``pp``, ...), and ``peak_tflops`` (dense) and
             ``attention_flops``; beats what files say.
@@ -52,14 +65,18 @@ def analyze(
     paths = [traces] if isinstance(traces, str | Path) else list(traces)
     chosen = selection or Selection()
     files = find(paths)
-    run = declared(_configurations(paths, config), model)
-    accounts, skipped = _accounts(files, chosen, progress)
+    with configurations([] if config is not None else paths) as found:
+        run = declared([Path(config)] if config is not None else found, model)
+    kept = chosen_cache(cache, sum(source.size for source in files))
+    tasks = [Task(source.place, source.size, chosen, kept) for source in files]
+    with running(tasks, jobs=jobs, scheduler=scheduler, executor=executor) as workers:
+        accounts, skipped, reading = _accounts(tasks, workers, progress)
     accounts, warnings = one_job(accounts)
     if ranks is not None:
         accounts = [own for own in accounts if own.rank in ranks]
         if not accounts:
             raise InputError("none of the selected ranks is among the traces.")
-    return _attributed(_source(paths), accounts, run, chosen, skipped, warnings)
+    return _attributed(_source(paths), accounts, run, chosen, skipped, warnings, reading)
 
 
 def _attributed(
@@ -69,6 +86,7 @@ def _attributed(
     selection: Selection,
     skipped: list[dict[str, str]],
     warnings: list[str],
+    reading: Reading | None = None,
 ) -> Audit:
     """Attribute the time of one job from the accounts of its ranks."""
     present = [own for own in accounts if own.steps is not None]
@@ -80,13 +98,15 @@ def _attributed(
     world_size, sized = _world_size(accounts, run)
     plan = layout(accounts, world_size, run.degrees())
     communications = gather(present, world_size, plan, hosts(present)[0])
+    accounts[:] = sharing(accounts, communications)  # in place: whoever holds the list would keep them twice
+    present = [own for own in accounts if own.steps is not None]
     matching = match(communications)
     arrived, clock = arrivals(communications, matching, align(present, communications, matching))
     table, left_out, notes = windows(present)
-    peers = compare(present, table)
+    peers = compare(present, table, plan.stage)
     job = Job(present, communications, matching, arrived, clock, plan, peers)
-    rate, reason = peak(run, present)
-    model = numerator(run)
+    model = numerator(run, world_size)
+    rate, reason = peak(run, present, asked=model is not None)
     marked = {own.steps.marked_by for own in present if own.steps is not None}
     if model is not None and not selection.whole_trace and marked - {"ProfilerStep", "optimizer", "marker"}:
         rate, reason = None, "the traces have no whole steps, so that the declared FLOPs of a step cannot be placed"
@@ -104,38 +124,40 @@ def _attributed(
         world_size=world_size,
         quality=quality,
     )
-    return Audit(found, attribution)
+    step_ns = found["job"]["step_ns_median"]
+    found["host_facts"] = facts(present, run.number("tokens_per_step"))
+    found["quality"]["profiler_overhead"] = profiler_overhead(present, step_ns, *_declared_step(run))
+    return Audit(found, attribution, gap_table(present), reading)
 
 
-def _configurations(paths: Sequence[str | Path], config: str | Path | None) -> list[Path]:
-    if config is not None:
-        return [Path(config)]
-    places = {path if path.is_dir() else path.parent for path in map(Path, paths)}
-    return sorted(place / "run.json" for place in places if (place / "run.json").is_file())
+def _declared_step(run: Run) -> tuple[float | None, str]:
+    """Return the declared seconds of a step without the profiler, and where they come from."""
+    seconds = run.number("step_seconds")
+    if seconds is not None:
+        return seconds, f"step_seconds, {run.sources['step_seconds']}"
+    tokens, rate = run.number("tokens_per_step"), run.number("tokens_per_second")
+    if tokens is not None and rate is not None:
+        return tokens / rate, f"tokens_per_step ÷ tokens_per_second, {run.sources['tokens_per_second']}"
+    return None, ""
 
 
 def _accounts(
-    files: Sequence[Source], selection: Selection, progress: Progress | None
-) -> tuple[list[RankAccount], list[dict[str, str]]]:
+    tasks: Sequence[Task], workers: Executor | None, progress: Progress | None
+) -> tuple[list[RankAccount], list[dict[str, str]], Reading]:
     """Return the accounts of the files that are traces; one bad file never loses the others."""
-    accounts: list[RankAccount] = []
-    skipped: list[dict[str, str]] = []
-    for done, source in enumerate(files):
-        if progress is not None:
-            progress(done, len(files), source.path)
-        try:
-            own = account(read_trace(source.path), selection)
-            if not own.events:
-                raise InputError("no event in the categories that torch.profiler writes")
-            accounts.append(own)
-        except TraceAuditError as error:
-            if len(files) == 1:
-                raise InputError(f"{source.path.name}: {error}") from error
-            skipped.append({"file": source.path.name, "reason": str(error)})
+    outcomes = reduced(tasks, workers, progress)
+    accounts = [outcome.account for outcome in outcomes if outcome.account is not None]
+    skipped = [
+        {"file": task.place.name, "reason": outcome.reason}
+        for task, outcome in zip(tasks, outcomes, strict=True)
+        if outcome.account is None
+    ]
+    if not accounts and len(tasks) == 1:
+        raise InputError(f"{skipped[0]['file']}: {skipped[0]['reason']}")
     if not accounts:
         reasons = "\n".join(f"  {entry['file']}: {entry['reason']}" for entry in skipped[:8])
-        raise InputError(f"none of the {len(files)} files can be analysed:\n{reasons}")
-    return _with_clock(accounts, skipped), skipped
+        raise InputError(f"none of the {len(tasks)} files can be analysed:\n{reasons}")
+    return _with_clock(accounts, skipped), skipped, Reading.of(outcomes)
 
 
 def _with_clock(accounts: list[RankAccount], skipped: list[dict[str, str]]) -> list[RankAccount]:
@@ -225,4 +247,4 @@ def load(path: str | Path) -> pd.DataFrame:
     Raises:
         TraceAuditError: the file is no trace or cannot be read.
     """
-    return read_trace(Path(path)).events
+    return read_trace(Place(str(path))).events

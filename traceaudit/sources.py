@@ -2,45 +2,116 @@
 
 import glob
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 
 from traceaudit.account import RankAccount
 from traceaudit.errors import InputError
+from traceaudit.streams import ARCHIVES, Place, is_remote, members, opened, remote
 
-SUFFIXES = (".json", ".json.gz")
+SUFFIXES = (".json", ".json.gz", ".json.zst")
 OWN_FILES = frozenset({"run.json", "truth.json", "result.json", "config.json"})
+CONFIGURATION = "run.json"
+CONFIGURATION_BYTES = 16 << 20
 APART_NS = 60 * 10**9  # recordings of one job that begin further apart than this are two
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file that may be a trace; `named` if the user named it rather than its directory."""
+    """A file that may be a trace.
 
-    path: Path
+    Attributes:
+        place: where it lies.
+        named: the user named it, rather than its directory or archive.
+        size: bytes as stored; 0 where unknown.
+    """
+
+    place: Place
     named: bool
+    size: int
 
 
 def find(paths: Sequence[str | Path]) -> list[Source]:
-    """Return the files behind directories, files and glob patterns, each once.
+    """Return the files behind directories, archives, files, glob patterns and URLs, each once.
 
     Raises:
         InputError: a path does not exist, or there is no file to read.
     """
-    found: dict[Path, Source] = {}
+    found: dict[Place, Source] = {}
     for given in paths:
-        for path in _expanded(str(given)):
-            inside = sorted(_candidates(path)) if path.is_dir() else [path]
-            for file in inside:
-                found.setdefault(file.resolve(), Source(file, named=not path.is_dir()))
+        for source in _behind(str(given)):
+            place = source.place
+            same = place if place.remote else Place(str(Path(place.address).resolve()), place.member)
+            found.setdefault(same, source)
     if not found:
         listed = ", ".join(str(path) for path in paths)
         raise InputError(
-            f"{listed}: no trace files (*.json, *.json.gz) found; pass the directory torch.profiler wrote to."
+            f"{listed}: no trace files (*.json, *.json.gz, *.json.zst, or a .zip or .tar of them) found; "
+            "pass the directory torch.profiler wrote to."
         )
     return list(found.values())
+
+
+def _behind(given: str) -> Iterable[Source]:
+    if is_remote(given):
+        yield from _remote(given)
+        return
+    for path in _expanded(given):
+        if path.is_dir():
+            for file in sorted(file for file in path.rglob("*") if file.is_file()):
+                yield from _files(file.absolute(), named=False)
+        else:
+            yield from _files(path.absolute(), named=True)
+
+
+def _files(path: Path, *, named: bool) -> Iterable[Source]:
+    if path.name.lower().endswith(ARCHIVES):
+        yield from _packed(str(path))
+    elif named or (path.name.endswith(SUFFIXES) and path.name not in OWN_FILES):
+        yield Source(Place(str(path)), named, path.stat().st_size)
+
+
+def _packed(address: str) -> Iterable[Source]:
+    """Yield the traces in an archive."""
+    for name, size in sorted(members(address).items()):
+        if _is_trace(name):
+            yield Source(Place(address, name), named=False, size=size)
+
+
+def _is_trace(path: str) -> bool:
+    name = PurePosixPath(path).name
+    return name.endswith(SUFFIXES) and name not in OWN_FILES
+
+
+def _remote(given: str) -> Iterable[Source]:
+    """Yield the traces behind a URL.
+
+    Raises:
+        InputError: there is nothing there, or it cannot be listed.
+    """
+    store, path = remote(given)
+    try:
+        if glob.has_magic(path):
+            listed = {str(name): dict(told) for name, told in store.glob(path, detail=True).items()}
+        elif store.isdir(path):
+            listed = {str(name): dict(told) for name, told in store.find(path, detail=True).items() if _is_trace(name)}
+            listed |= {name: {} for name in store.find(path) if name.lower().endswith(ARCHIVES)}
+        else:
+            listed = {path: dict(store.info(path))}
+    except FileNotFoundError as error:
+        raise InputError(f"{given}: no such file or directory.") from error
+    except Exception as error:  # whatever a store's library raises
+        raise InputError(f"{given}: cannot be listed: {error}") from error
+    for name, told in sorted(listed.items()):
+        address = store.unstrip_protocol(name)
+        if name.lower().endswith(ARCHIVES):
+            yield from _packed(address)
+        elif told.get("type") != "directory":
+            yield Source(Place(address), named=name == path, size=int(told.get("size") or 0))
 
 
 def _expanded(given: str) -> list[Path]:
@@ -52,10 +123,38 @@ def _expanded(given: str) -> list[Path]:
     return matches
 
 
-def _candidates(directory: Path) -> Iterable[Path]:
-    for path in directory.rglob("*"):
-        if path.name.endswith(SUFFIXES) and path.name not in OWN_FILES and path.is_file():
-            yield path
+@contextmanager
+def configurations(paths: Sequence[str | Path]) -> Iterator[list[Path]]:
+    """Give the ``run.json`` beside the traces as files of this machine, wherever the traces lie."""
+    local = [Path(path) for path in paths if not is_remote(str(path))]
+    places = {path if path.is_dir() else path.parent for path in local}
+    found = sorted(place / CONFIGURATION for place in places if (place / CONFIGURATION).is_file())
+    with TemporaryDirectory() as folder:
+        for number, content in enumerate(filter(None, map(_configuration, map(str, paths)))):
+            copy = Path(folder) / str(number) / CONFIGURATION
+            copy.parent.mkdir()
+            copy.write_bytes(content)
+            found.append(copy)
+        yield found
+
+
+def _configuration(given: str) -> bytes | None:
+    """Return the ``run.json`` of a remote directory or of an archive; nothing if there is none."""
+    if given.lower().endswith(ARCHIVES):
+        with suppress(OSError, InputError):
+            name = next((name for name in members(given) if PurePosixPath(name).name == CONFIGURATION), None)
+            if name is not None:
+                with opened(Place(given, name)) as file:
+                    return file.read(CONFIGURATION_BYTES)
+        return None
+    if not is_remote(given):
+        return None
+    store, path = remote(given)
+    folder = path if store.isdir(path) else path.rpartition("/")[0]
+    try:
+        return bytes(store.cat_file(f"{folder.rstrip('/')}/{CONFIGURATION}"))
+    except Exception:  # whatever a store's library raises where there is no such file
+        return None
 
 
 def one_job(accounts: Sequence[RankAccount]) -> tuple[list[RankAccount], list[str]]:

@@ -10,10 +10,12 @@ from traceaudit import __version__
 from traceaudit.account import RankAccount
 from traceaudit.align import Clock
 from traceaudit.attribute import Attribution, Job
-from traceaudit.classify import State
+from traceaudit.checkpointing import recompute_row
+from traceaudit.host_gaps import host_gaps, throughput
+from traceaudit.kernel_table import kernel_rows, roofline
 from traceaudit.leaves import Bucket, Leaf
 from traceaudit.links import totals
-from traceaudit.model import Numerator, Peak
+from traceaudit.model import Numerator, Peak, convention_formula
 from traceaudit.roofline import Split
 from traceaudit.stragglers import as_rows, culprits, lateness, links_found
 
@@ -58,6 +60,7 @@ def result(
             "gpu": gpu,
             "mfu": mfu,
             "hfu": hfu,
+            "mixed_peak": split.mixed,
             "buckets": {bucket.value: ns for bucket, ns in buckets.items()},
             "leaves": [
                 {"bucket": leaf.bucket.value, "leaf": leaf.label, "ns": ns, "share": ns / window}
@@ -67,14 +70,19 @@ def result(
             "comm_ns": int(memo["comm_ns"].sum()),
             "overlapped_comm_ns": int(memo["overlapped_comm_ns"].sum()),
         },
-        "ranks": [_rank(account, job, attribution, memo) for account in accounts],
-        "model": _model(split, peak, numerator),
+        "ranks": _ranks(accounts, job, attribution, memo),
+        "model": _model(split, peak, numerator, accounts, attribution),
         "clock": _clock(job.clock),
         "stragglers": as_rows(culprits(job, attribution), window, mfu),
         "lateness": lateness(job, attribution),
         "slow_links": links_found(job, attribution),
+        "pipeline": _pipeline(attribution),
+        "recompute": _recompute(accounts, by_leaf, windows, mfu),
         "collectives": _collectives(job, attribution),
-        "kernels": _kernels(accounts),
+        "kernels": kernel_rows(accounts, peak, window),
+        "roofline": roofline(accounts, peak, split.roofline_coverage),
+        "host_gaps": host_gaps(accounts),
+        "throughput": throughput(accounts),
         "quality": {
             **quality,
             "reliable": reliable,
@@ -135,11 +143,57 @@ def _clock(clock: Clock) -> dict[str, Any]:
     }
 
 
-def _rank(account: RankAccount, job: Job, attribution: Attribution, memo: pd.DataFrame) -> dict[str, Any]:
+PICTURE_LIMIT = 4_000  # pieces of work shown; a chain of 64 stages and 30 micro-batches has as many
+
+
+def _pipeline(attribution: Attribution) -> dict[str, Any] | None:
+    """Return the shape of the pipeline, theory beside measurement, and its picture; None without one."""
+    bubbles = attribution.bubbles
+    if not bubbles.facts and not bubbles.reason:
+        return None
+    picture = bubbles.picture.head(PICTURE_LIMIT)
+    columns = ("rank", "stage", "kind", "microbatch", "start_ns", "end_ns", "recompute_ns")
+    return {
+        **bubbles.facts,
+        "undivided_reason": bubbles.reason or None,
+        "picture": {
+            "step": int(picture["step"].iloc[0]) if len(picture) else None,
+            "columns": list(columns),
+            "rows": picture[list(columns)].to_numpy(dtype=object).tolist() if len(picture) else [],
+        },
+    }
+
+
+def _recompute(
+    accounts: Sequence[RankAccount], by_leaf: Mapping[Leaf, int], windows: pd.DataFrame, mfu: float | None
+) -> dict[str, Any]:
+    """Return what activation checkpointing costs in the analysed steps, and what it is."""
+    steps = windows[["rank", "step"]]
+    frames = [own.recompute.assign(rank=own.rank) for own in accounts if own.steps is not None]
+    return recompute_row(
+        [frame.merge(steps, on=["rank", "step"]) for frame in frames],
+        kernels_ns=by_leaf.get(Leaf.KERNELS, 0),
+        communication_ns=by_leaf.get(Leaf.COMMUNICATION, 0),
+        window_ns=int(windows["window_ns"].sum()),
+        mfu=mfu,
+    )
+
+
+def _ranks(
+    accounts: Sequence[RankAccount], job: Job, attribution: Attribution, memo: pd.DataFrame
+) -> list[dict[str, Any]]:
+    tables = (attribution.ledger, attribution.windows, memo)
+    divided = [dict(iter(table.groupby("rank"))) for table in tables]
+    none = [table.iloc[:0] for table in tables]
+    return [
+        _rank(own, job, [parts.get(own.rank, empty) for parts, empty in zip(divided, none, strict=True)])
+        for own in accounts
+    ]
+
+
+def _rank(account: RankAccount, job: Job, tables: Sequence[pd.DataFrame]) -> dict[str, Any]:
     rank = account.rank
-    own = attribution.ledger[attribution.ledger["rank"] == rank]
-    windows = attribution.windows[attribution.windows["rank"] == rank]
-    sums = memo[memo["rank"] == rank]
+    own, windows, sums = tables
     return {
         "rank": rank,
         "host": account.origin.host,
@@ -168,7 +222,19 @@ def _gpu(accounts: Sequence[RankAccount]) -> str | None:
     return ", ".join(sorted(names)) or None
 
 
-def _model(split: Split, peak: Peak | None, numerator: Numerator | None) -> dict[str, Any]:
+COUNTED = (
+    "2·m·k·n of matrix products, attention (causal half; backward twice the forward) and convolutions in the traces, "
+    "recompute left out"
+)
+
+
+def _model(
+    split: Split,
+    peak: Peak | None,
+    numerator: Numerator | None,
+    accounts: Sequence[RankAccount],
+    attribution: Attribution,
+) -> dict[str, Any]:
     counted = [flops for flops in split.counted_flops.values() if flops > 0]
     counted_per_step = float(np.median(counted)) if counted else None
     used = None
@@ -176,6 +242,7 @@ def _model(split: Split, peak: Peak | None, numerator: Numerator | None) -> dict
         used = {
             "source": "declared",
             "formula": numerator.formula,
+            "convention": numerator.convention,
             "flops_per_step": numerator.flops,
             "attention_flops": numerator.attention,
             "factors": [{"name": name, "value": value, "source": source} for name, value, source in numerator.factors],
@@ -183,26 +250,102 @@ def _model(split: Split, peak: Peak | None, numerator: Numerator | None) -> dict
     elif split.source == "counted":
         used = {
             "source": "counted",
-            "formula": "2·m·k·n of aten::mm, addmm, bmm and baddbmm in the traces, recompute left out",
+            "formula": COUNTED,
+            "convention": "megatron",
             "flops_per_step": counted_per_step,
-            "attention_flops": False,
+            "attention_flops": True,
             "factors": [],
         }
+    steps = _mfu_by_step(split, attribution)
+    shares = [row["mfu"] for row in steps if row["mfu"] is not None]
     return {
         "split": split.done,
         "reason": split.reason or None,
-        "peak": None
-        if peak is None
-        else {
-            "tflops": peak.tflops.get(peak.dtype),
-            "dtype": peak.dtype,
-            "gpu": peak.gpu,
-            "source": peak.source,
-        },
+        "peak": None if peak is None else _peak(peak),
         "numerator": used,
         "declared_flops_per_step": numerator.flops if numerator else None,
         "counted_flops_per_step": counted_per_step,
         "counted_coverage": split.coverage,
+        "roofline_coverage": split.roofline_coverage,
+        "conventions": _conventions(numerator, steps),
+        "reconciliation": _reconciliation(numerator, counted_per_step, accounts, attribution),
+        "by_step": steps,
+        "mfu_median": float(np.median(shares)) if shares else None,
+        "recompute_declared": numerator.recompute if numerator else None,
+        "operators": {
+            "counted": sum(own.matrix_products[0] for own in accounts),
+            "unknown": sum(own.matrix_products[1] for own in accounts),
+            "estimated": sum(own.counting.get("estimated", 0) for own in accounts),
+        },
+    }
+
+
+def _peak(peak: Peak) -> dict[str, Any]:
+    return {
+        "tflops": peak.tflops.get(peak.dtype),
+        "dtype": peak.dtype,
+        "gpu": peak.gpu,
+        "source": peak.source,
+        "hbm_gbps": peak.hbm_gbps,
+        "dense": True,
+        "mixed": {
+            name: {"share": share, "tflops": peak.tflops.get(name)} for name, share in sorted(peak.shares.items())
+        },
+        "notes": list(peak.notes),
+    }
+
+
+def _mfu_by_step(split: Split, attribution: Attribution) -> list[dict[str, Any]]:
+    """Return MFU and HFU of each step over all its ranks."""
+    window = attribution.windows.groupby("step")["window_ns"].sum()
+    achieved = attribution.ledger[attribution.ledger["leaf"] == Leaf.MODEL_FLOPS].groupby("step")["ns"].sum()
+    rows: list[dict[str, Any]] = []
+    for step, ns in zip(window.index, window.to_numpy(), strict=True):
+        mfu = float(achieved.get(step, 0)) / int(ns) if split.done and ns else None
+        again = split.recomputed_by_step.get(int(step))
+        hfu = None if mfu is None or again is None else mfu + again / int(ns)
+        rows.append({"step": int(step), "mfu": mfu, "hfu": hfu, "window_ns": int(ns)})
+    return rows
+
+
+def _conventions(numerator: Numerator | None, steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the declared FLOPs of a step under each convention, and what MFU would read with it."""
+    if numerator is None:
+        return []
+    window = sum(row["window_ns"] for row in steps)
+    known = [row["mfu"] * row["window_ns"] for row in steps if row["mfu"] is not None]
+    mfu = sum(known) / window if known and window else None
+    return [
+        {
+            "name": name,
+            "formula": convention_formula(name),
+            "flops_per_step": flops,
+            "mfu": None if mfu is None else mfu * flops / numerator.flops,
+            "used": name == numerator.convention,
+        }
+        for name, flops in numerator.conventions.items()
+    ]
+
+
+def _reconciliation(
+    numerator: Numerator | None, counted: float | None, accounts: Sequence[RankAccount], attribution: Attribution
+) -> dict[str, Any] | None:
+    """Return declared beside counted FLOPs of a step, both of the traced ranks' share of the job."""
+    if numerator is None or not counted:
+        return None
+    traced = int(attribution.windows["rank"].nunique())
+    size = max([own.origin.world_size or 0 for own in accounts] + [traced])
+    declared = numerator.flops * traced / size
+    return {
+        "declared": declared,
+        "counted": counted,
+        "difference": declared / counted - 1,
+        "ranks": traced,
+        "world_size": size,
+        "text": (
+            f"declared {declared:.4g} and counted {counted:.4g} FLOPs a step on {traced:,} of {size:,} ranks: "
+            f"{declared / counted - 1:+.1%}; the declared ones rule"
+        ),
     }
 
 
@@ -225,26 +368,5 @@ def _collectives(job: Job, attribution: Attribution) -> list[dict[str, Any]]:
         }
         for group, leaf, kind, bandwidth, estimate, *values in zip(
             *(table[column] for column in ("group", "leaf", "kind", "busbw_gbps", "estimate_ns", *figures)), strict=True
-        )
-    ]
-
-
-def _kernels(accounts: Sequence[RankAccount]) -> list[dict[str, Any]]:
-    """Return GPU activities by name, the longest in sum first."""
-    frames = [account.kernels for account in accounts if account.steps is not None]
-    table = pd.concat(frames, ignore_index=True)
-    table = table.groupby(["name", "state", "family"], as_index=False)[["count", "ns", "flops"]].sum()
-    table = table.sort_values(["ns", "name"], ascending=[False, True], kind="stable")
-    return [
-        {
-            "name": str(name),
-            "kind": State(int(state)).name.lower(),
-            "family": Leaf(int(family)).label if state == State.COMPUTE else State(int(state)).name.lower(),
-            "count": int(count),
-            "ns": int(ns),
-            "flops": float(flops) if flops > 0 else None,
-        }
-        for name, state, family, count, ns, flops in zip(
-            *(table[column] for column in ("name", "state", "family", "count", "ns", "flops")), strict=True
         )
     ]
