@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.synthetic_ranks import accounts
-from traceaudit.model import Run
+from traceaudit.mfu.model import Run
 from traceaudit.pipeline import _attributed
 from traceaudit.steps import Selection
 

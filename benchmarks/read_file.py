@@ -13,7 +13,7 @@ from pathlib import Path
 def traceaudit(path: str) -> int:
     """Read into the events table; returns its rows."""
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from traceaudit.normalise import read_trace
+    from traceaudit.reading.normalise import read_trace
 
     return len(read_trace(Path(path)).events)
 

@@ -14,7 +14,7 @@ import pandas as pd
 from traceaudit.account import RankAccount, account
 from traceaudit.intervals import Intervals
 from traceaudit.leaves import Leaf
-from traceaudit.normalise import read_trace
+from traceaudit.reading.normalise import read_trace
 from traceaudit.simulate import simulate
 from traceaudit.steps import Selection, Steps
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from traceaudit.account import account
-from traceaudit.align import _fitted, _violations, align
-from traceaudit.arrivals import arrivals
-from traceaudit.collectives import gather, layout
-from traceaudit.matching import Matching, match
-from traceaudit.normalise import read_trace
+from traceaudit.ranks.align import _fitted, _violations, align
+from traceaudit.ranks.arrivals import arrivals
+from traceaudit.ranks.collectives import gather, layout
+from traceaudit.ranks.matching import Matching, match
+from traceaudit.reading.normalise import read_trace
 from traceaudit.steps import Selection
 
 Directory = Callable[[str], Path]

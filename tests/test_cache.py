@@ -16,15 +16,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from traceaudit.account import account
-from traceaudit.cache import FOLDER, LEAST_BYTES, Cache, accounted, chosen
 from traceaudit.events import Trace
-from traceaudit.normalise import read_trace
-from traceaudit.packing import pack, unpack
 from traceaudit.pipeline import analyze
+from traceaudit.reading.cache import FOLDER, LEAST_BYTES, Cache, accounted, chosen
+from traceaudit.reading.normalise import read_trace
+from traceaudit.reading.packing import pack, unpack
+from traceaudit.reading.streams import Place
 from traceaudit.report.json_file import to_json
 from traceaudit.simulate import SCENARIOS
 from traceaudit.steps import Selection
-from traceaudit.streams import Place
 
 Directory = Callable[[str], Path]
 
@@ -238,7 +238,7 @@ def test_a_trace_holds_the_tables_that_are_kept(run: Path) -> None:
     place = Place(str(path))
     kept = Cache()
     accounted(place, Selection(), kept)
-    from traceaudit.cache import _identity, _trace
+    from traceaudit.reading.cache import _identity, _trace
 
     trace, how = _trace(kept, place, _identity(place))
     assert how.source == "events"

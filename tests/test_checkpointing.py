@@ -10,7 +10,7 @@ import pytest
 
 from traceaudit.checkpointing import COLUMNS, recompute_row, summary
 from traceaudit.classify import activities
-from traceaudit.normalise import read_trace
+from traceaudit.reading.normalise import read_trace
 from traceaudit.recompute import recompute
 from traceaudit.steps import Selection, step_windows
 

@@ -10,8 +10,8 @@ import pytest
 from traceaudit.classify import State, activities, collective_kind, family_of, main_device, state_of
 from traceaudit.events import Kind, Trace
 from traceaudit.leaves import Leaf
-from traceaudit.load import load
-from traceaudit.normalise import normalise
+from traceaudit.reading.decode import load
+from traceaudit.reading.normalise import normalise
 
 Event = dict[str, Any]
 

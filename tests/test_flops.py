@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from traceaudit.classify import activities
 from traceaudit.flops import Counted, counted
-from traceaudit.load import load
-from traceaudit.normalise import normalise, read_trace
+from traceaudit.reading.decode import load
+from traceaudit.reading.normalise import normalise, read_trace
 from traceaudit.simulate import SCENARIOS, simulate
 
 Event = dict[str, Any]

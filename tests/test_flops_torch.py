@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from traceaudit.flops import counted_on_host
-from traceaudit.normalise import read_trace
+from traceaudit.reading.normalise import read_trace
 
 if os.environ.get("CI") == "true":
     import torch  # CI installs it; a test that quietly skipped would prove nothing

@@ -10,11 +10,11 @@ import pytest
 
 from traceaudit.classify import State, activities
 from traceaudit.events import Trace
-from traceaudit.gaps import resolve
+from traceaudit.idle.gaps import resolve
 from traceaudit.intervals import union
 from traceaudit.leaves import Leaf
-from traceaudit.load import load
-from traceaudit.normalise import normalise, read_trace
+from traceaudit.reading.decode import load
+from traceaudit.reading.normalise import normalise, read_trace
 from traceaudit.simulate import simulate
 from traceaudit.timeline import base_states
 

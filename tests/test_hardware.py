@@ -6,7 +6,7 @@ from importlib.resources import files
 import pytest
 
 from traceaudit.events import Device
-from traceaudit.hardware import DTYPES, find, gpus, identify
+from traceaudit.mfu.hardware import DTYPES, find, gpus, identify
 
 # Names as device properties in traces have them, and the row that each must find.
 NAMES = {

@@ -12,18 +12,18 @@ from tests.test_gaps import CALL, FRAME, LATE, LOADER, MAIN, NCCL, OPERATOR, TO_
 from traceaudit.account import account
 from traceaudit.audit import Audit
 from traceaudit.classify import activities
-from traceaudit.edges import recorded_dependencies
 from traceaudit.events import Trace
-from traceaudit.gap_table import GAP_COLUMNS, named_gaps
-from traceaudit.gaps import resolve
-from traceaudit.host_calls import host_activity
-from traceaudit.host_facts import host_facts
+from traceaudit.idle.calls import host_activity
+from traceaudit.idle.edges import recorded_dependencies
+from traceaudit.idle.facts import host_facts
+from traceaudit.idle.gaps import resolve
+from traceaudit.idle.launches import optimizer_loops, throughput
+from traceaudit.idle.table import GAP_COLUMNS, named_gaps
 from traceaudit.intervals import union
-from traceaudit.launches import optimizer_loops, throughput
 from traceaudit.leaves import Leaf
-from traceaudit.load import load
-from traceaudit.normalise import normalise, read_trace
 from traceaudit.pipeline import analyze
+from traceaudit.reading.decode import load
+from traceaudit.reading.normalise import normalise, read_trace
 from traceaudit.simulate import SCENARIOS, play
 from traceaudit.steps import Selection, Steps, step_windows
 from traceaudit.timeline import base_states

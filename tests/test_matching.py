@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traceaudit.matching import match
+from traceaudit.ranks.matching import match
 
 
 def communications(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from traceaudit.architecture import Architecture
-from traceaudit.model_files import FLAVOURS
+from traceaudit.mfu.architecture import Architecture
+from traceaudit.mfu.model_files import FLAVOURS
 
 A100, TPU_V4, H100 = 312e12, 275e12, 989.5e12
 

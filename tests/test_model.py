@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from traceaudit.cli import main
 from traceaudit.errors import InputError, ModelFlopsError
 from traceaudit.events import Device
-from traceaudit.hardware import gpus, identify
-from traceaudit.model import Run, declared, numerator
-from traceaudit.model_files import read
+from traceaudit.mfu.hardware import gpus, identify
+from traceaudit.mfu.model import Run, declared, numerator
+from traceaudit.mfu.model_files import read
 from traceaudit.pipeline import analyze
 
 Directory = Callable[[str], Path]

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from traceaudit.events import Device, Kind, ProcessGroup, Trace
-from traceaudit.load import load
-from traceaudit.normalise import normalise, parse_ranks, rank_in_name
+from traceaudit.reading.decode import load
+from traceaudit.reading.normalise import normalise, parse_ranks, rank_in_name
 
 Event = dict[str, Any]
 BASE_NS = 1_759_300_074_000_000_000

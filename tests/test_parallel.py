@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from traceaudit import parallel
-from traceaudit.cache import Cache
 from traceaudit.errors import InputError
-from traceaudit.parallel import Outcome, Task, cores, free_memory, reduce_one, reduced, running
 from traceaudit.pipeline import analyze
+from traceaudit.reading import parallel
+from traceaudit.reading.cache import Cache
+from traceaudit.reading.parallel import Outcome, Task, cores, free_memory, reduce_one, reduced, running
+from traceaudit.reading.streams import Place
 from traceaudit.report.json_file import to_json
 from traceaudit.steps import Selection
-from traceaudit.streams import Place
 
 Directory = Callable[[str], Path]
 ROOT = Path(__file__).parents[1]

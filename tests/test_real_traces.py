@@ -11,8 +11,8 @@ from traceaudit.audit import Audit
 from traceaudit.classify import State, activities
 from traceaudit.errors import TraceAuditError
 from traceaudit.events import GPU_KINDS
-from traceaudit.normalise import read_trace
 from traceaudit.pipeline import analyze
+from traceaudit.reading.normalise import read_trace
 from traceaudit.steps import Selection
 
 SETS = sorted(path.name for path in REAL_TRACES.iterdir() if path.is_dir()) if REAL_TRACES.is_dir() else ["absent"]

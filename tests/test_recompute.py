@@ -10,8 +10,8 @@ import pytest
 from traceaudit.account import account
 from traceaudit.classify import activities
 from traceaudit.leaves import Leaf
-from traceaudit.load import load
-from traceaudit.normalise import normalise, read_trace
+from traceaudit.reading.decode import load
+from traceaudit.reading.normalise import normalise, read_trace
 from traceaudit.recompute import recomputed
 from traceaudit.simulate import simulate
 from traceaudit.steps import Selection

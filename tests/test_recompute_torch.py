@@ -17,8 +17,8 @@ import pytest
 from traceaudit.checkpointing import recompute_row, summary
 from traceaudit.classify import activities, enclosing
 from traceaudit.events import BACKWARD_NODE, LONG_FRAME_US, Kind, Trace, frame_matters
-from traceaudit.load import load
-from traceaudit.normalise import normalise
+from traceaudit.reading.decode import load
+from traceaudit.reading.normalise import normalise
 from traceaudit.recompute import recompute, recomputed_operators
 from traceaudit.steps import Selection, step_windows
 

@@ -17,11 +17,11 @@ import pyarrow as pa
 import pytest
 
 from traceaudit.errors import InputError
-from traceaudit.load import load
 from traceaudit.pipeline import analyze
+from traceaudit.reading.decode import load
+from traceaudit.reading.sources import find
+from traceaudit.reading.streams import Inflating, Place, is_remote, members
 from traceaudit.report.json_file import to_json
-from traceaudit.sources import find
-from traceaudit.streams import Inflating, Place, is_remote, members
 
 Directory = Callable[[str], Path]
 SCENARIO = "late_rank"

@@ -12,8 +12,8 @@ from traceaudit.classify import family_of, short_name
 from traceaudit.events import Kind
 from traceaudit.flops import Operator, Work, register, work_of
 from traceaudit.flops.registry import FORMULAS
-from traceaudit.kernel_table import multiple_of, quantisation
 from traceaudit.leaves import Leaf
+from traceaudit.mfu.kernel_table import multiple_of, quantisation
 from traceaudit.pipeline import analyze
 
 Event = dict[str, Any]

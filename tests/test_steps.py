@@ -10,8 +10,8 @@ import pytest
 from traceaudit.classify import activities
 from traceaudit.errors import InputError
 from traceaudit.events import Trace
-from traceaudit.load import load
-from traceaudit.normalise import normalise
+from traceaudit.reading.decode import load
+from traceaudit.reading.normalise import normalise
 from traceaudit.steps import Selection, Steps, launch_times, step_windows
 
 Event = dict[str, Any]

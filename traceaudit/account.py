@@ -12,12 +12,14 @@ from traceaudit.checkpointing import summary
 from traceaudit.classify import State, activities, main_device
 from traceaudit.events import GPU_KINDS, Losses, Origin, Trace
 from traceaudit.flops import Counted, counted
-from traceaudit.gap_table import named_gaps
-from traceaudit.gaps import resolve
-from traceaudit.host_calls import host_activity
-from traceaudit.host_facts import host_facts
+from traceaudit.idle.calls import host_activity
+from traceaudit.idle.facts import host_facts
+from traceaudit.idle.gaps import resolve
+from traceaudit.idle.launches import throughput
+from traceaudit.idle.table import named_gaps
 from traceaudit.intervals import Intervals, cross, elapsed
-from traceaudit.kernel_work import (
+from traceaudit.leaves import Bucket, Leaf
+from traceaudit.mfu.kernel_work import (
     distinct,
     matrix_shapes,
     owned_compute,
@@ -25,9 +27,7 @@ from traceaudit.kernel_work import (
     slowed_by_overlap,
     work_classes,
 )
-from traceaudit.launches import throughput
-from traceaudit.leaves import Bucket, Leaf
-from traceaudit.normalise import parse_ranks
+from traceaudit.reading.normalise import parse_ranks
 from traceaudit.recompute import recompute
 from traceaudit.schedule import schedule
 from traceaudit.steps import Selection, Steps, step_windows

@@ -9,19 +9,19 @@ import numpy.typing as npt
 import pandas as pd
 
 from traceaudit.account import RankAccount
-from traceaudit.align import Clock
-from traceaudit.arrivals import Arrivals
-from traceaudit.blame import WAIT_LEAVES, Blame, blame
-from traceaudit.bubbles import Bubbles, divide
-from traceaudit.collectives import Layout
 from traceaudit.errors import PartitionError
 from traceaudit.intervals import Array, Intervals, cross, outside, union
 from traceaudit.leaves import Leaf
-from traceaudit.links import transfers
-from traceaudit.matching import Matching
-from traceaudit.members import each
-from traceaudit.peers import Peers
-from traceaudit.roofline import Split
+from traceaudit.mfu.roofline import Split
+from traceaudit.ranks.align import Clock
+from traceaudit.ranks.arrivals import Arrivals
+from traceaudit.ranks.blame import WAIT_LEAVES, Blame, blame
+from traceaudit.ranks.bubbles import Bubbles, divide
+from traceaudit.ranks.collectives import Layout
+from traceaudit.ranks.links import transfers
+from traceaudit.ranks.matching import Matching
+from traceaudit.ranks.members import each
+from traceaudit.ranks.peers import Peers
 
 TRACE_CUT_SHARE = 0.01  # of the first step, above which it is left out: profilers began at different instants
 
@@ -32,7 +32,7 @@ class Job:
 
     Attributes:
         accounts: of the ranks with GPU activity.
-        communications: of all of them (`traceaudit.collectives.gather`).
+        communications: of all of them (`traceaudit.ranks.collectives.gather`).
         matching, arrivals: of the rows of `communications`.
         clock: how the ranks' clocks relate.
         plan: pipeline stages and the like.
@@ -58,7 +58,7 @@ class Attribution:
         exposed: ``rank, step, leaf, ns, row`` of the time owned by communications.
         blame: origins of the waits for late ranks.
         bubbles: how the waits of a pipeline divide.
-        carried: transfers by instance (`traceaudit.links.transfers`).
+        carried: transfers by instance (`traceaudit.ranks.links.transfers`).
         left_out: (None, step, reason) of steps that turned out not to represent the run.
     """
 

@@ -13,7 +13,7 @@ from traceaudit.leaves import Bucket, Leaf
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from traceaudit.parallel import Reading
+    from traceaudit.reading.parallel import Reading
 
 
 @dataclass(frozen=True, repr=False)

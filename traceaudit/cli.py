@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from traceaudit.audit import Audit
-    from traceaudit.parallel import Progress
+    from traceaudit.reading.parallel import Progress
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -284,7 +284,7 @@ def devices(sources: bool) -> None:
 
     A ~ stands before a figure that its source leaves in doubt, - where a GPU has no such rate.
     """
-    from traceaudit.hardware import table_rows
+    from traceaudit.mfu.hardware import table_rows
 
     head, *rows = table_rows()
     shown = len(head) - 2

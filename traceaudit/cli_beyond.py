@@ -348,7 +348,7 @@ def inventory(
 def _plan(config: Path | None, sizes: Mapping[str, Any]) -> "Plan":
     """Return the plan that a file and the options declare; an option beats the file."""
     from traceaudit.inventory import RECOMPUTE, Plan
-    from traceaudit.model import declared
+    from traceaudit.mfu.model import declared
 
     run = declared([config] if config else [], sizes)
     values = {**run.values, **run.degrees()}
@@ -367,8 +367,8 @@ def _measured(result_path: Path | None, trace: str | None) -> tuple[dict[str, An
     result = _result_json(result_path)
     if trace is None:
         return (seen_in(result), None) if result is not None else (None, None)
-    from traceaudit.normalise import read_trace
-    from traceaudit.sources import find
+    from traceaudit.reading.normalise import read_trace
+    from traceaudit.reading.sources import find
 
     allocated, reserved, room = 0, 0, 0
     for source in find([trace]):

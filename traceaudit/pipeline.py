@@ -8,23 +8,23 @@ from typing import Any
 import pandas as pd
 
 from traceaudit.account import RankAccount
-from traceaudit.align import align, hosts
-from traceaudit.arrivals import arrivals
 from traceaudit.attribute import Job, attribute, windows
 from traceaudit.audit import Audit
-from traceaudit.cache import chosen as chosen_cache
-from traceaudit.collectives import gather, layout, sharing
 from traceaudit.errors import InputError
-from traceaudit.host_gaps import facts, gap_table, profiler_overhead
-from traceaudit.matching import match
-from traceaudit.model import Run, declared, numerator, peak
-from traceaudit.normalise import read_trace
-from traceaudit.parallel import Progress, Reading, Task, reduced, running
-from traceaudit.peers import compare
-from traceaudit.roofline import split_compute
-from traceaudit.sources import configurations, find, one_job
+from traceaudit.idle.summary import facts, gap_table, profiler_overhead
+from traceaudit.mfu.model import Run, declared, numerator, peak
+from traceaudit.mfu.roofline import split_compute
+from traceaudit.ranks.align import align, hosts
+from traceaudit.ranks.arrivals import arrivals
+from traceaudit.ranks.collectives import gather, layout, sharing
+from traceaudit.ranks.matching import match
+from traceaudit.ranks.peers import compare
+from traceaudit.reading.cache import chosen as chosen_cache
+from traceaudit.reading.normalise import read_trace
+from traceaudit.reading.parallel import Progress, Reading, Task, reduced, running
+from traceaudit.reading.sources import configurations, find, one_job
+from traceaudit.reading.streams import Place
 from traceaudit.steps import Selection
-from traceaudit.streams import Place
 from traceaudit.waterfall import result
 
 

@@ -23,7 +23,19 @@ WORK_ANNOTATION = re.compile(r"^PP:(\d+)([FBIW])(\d+)$")
 BACKWARD_NODE = re.compile(r"^autograd::engine::evaluate_function")
 OPTIMIZER = re.compile(r"^Optimizer\.")
 
-COLUMNS = ("step", "kind", "stage", "microbatch", "start_ns", "end_ns", "work_ns", "recompute_ns", "gap_ns")
+COLUMNS = (
+    "step",
+    "kind",
+    "stage",
+    "microbatch",
+    "free_ns",
+    "start_ns",
+    "end_ns",
+    "work_ns",
+    "recompute_ns",
+    "gap_before_ns",
+    "gap_ns",
+)
 
 
 def schedule(
@@ -37,9 +49,9 @@ def schedule(
     """Return the work of a rank in order; empty for a rank without point-to-point communication.
 
     Columns: ``step``; ``kind``: F, B, I, W, or O for all other work; ``stage``: annotated virtual stage, -1 without;
-    ``microbatch``: annotated, else counted from 0 by kind; ``start_ns``, ``end_ns``: first to last kernel; ``work_ns``:
-    time owned by its kernels, ``recompute_ns`` of it in recomputed ones; ``gap_ns``: idle time of the host's making
-    since the end of the work before.
+    ``microbatch``: annotated, else counted from 0 by kind; ``free_ns``: end of the work before, or the step's begin;
+    ``start_ns``, ``end_ns``: first to last kernel; ``work_ns``: time owned by its kernels, ``recompute_ns`` of it in
+    recomputed ones; ``gap_before_ns``, ``gap_ns``: idle time of the host's making before it and within.
     """
     none = pd.DataFrame({name: np.empty(0, object if name == "kind" else np.int64) for name in COLUMNS})
     crossing = activities["kind"].to_numpy(dtype=object) == "send_recv"
@@ -75,7 +87,7 @@ def schedule(
     )
     counted = work.groupby(["step", "kind"]).cumcount()
     work = work.assign(microbatch=np.where(work["microbatch"] >= 0, work["microbatch"], counted))
-    return work.assign(gap_ns=_gaps(work, idle)).reset_index(drop=True)[list(COLUMNS)]
+    return _with_gaps(work, idle, steps).reset_index(drop=True)[list(COLUMNS)]
 
 
 def _labels(
@@ -124,12 +136,15 @@ def _other_after_backward(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(kind=frame["kind"].where(~late, "O"), part=frame["part"].where(~late, 0))
 
 
-def _gaps(work: pd.DataFrame, idle: pd.DataFrame) -> Array:
-    """Return the idle time of the host's making from the end of the work before to the end of each."""
+def _with_gaps(work: pd.DataFrame, idle: pd.DataFrame, steps: Steps) -> pd.DataFrame:
+    """Add when a rank was free for each piece of work, and the idle time of the host's making before and within it."""
     host = [leaf for leaf in Leaf if leaf.bucket in (Bucket.HOST_GAP, Bucket.UNATTRIBUTED)]
     own = idle[(idle["after"] < 0) & idle["leaf"].isin(host)].sort_values("start_ns", kind="stable")
     spans = Intervals(own["start_ns"].to_numpy(), own["end_ns"].to_numpy())
-    end = work["end_ns"].to_numpy()
-    same = np.concatenate(([False], work["step"].to_numpy()[1:] == work["step"].to_numpy()[:-1]))
-    begin = np.where(same, np.concatenate((end[:1], end[:-1])), work["start_ns"].to_numpy())
-    return np.asarray(elapsed(spans, end) - elapsed(spans, begin), np.int64)
+    step, start, end = (work[name].to_numpy(dtype=np.int64) for name in ("step", "start_ns", "end_ns"))
+    first = np.concatenate(([True], step[1:] != step[:-1]))
+    order = np.argsort(steps.step)
+    begun = steps.windows.start[order][np.searchsorted(steps.step[order], step)]
+    free = np.where(first, begun, np.concatenate((end[:1], end[:-1])))
+    idle_free, idle_start, idle_end = (elapsed(spans, edge) for edge in (free, start, end))
+    return work.assign(free_ns=free, gap_before_ns=idle_start - idle_free, gap_ns=idle_end - idle_start)

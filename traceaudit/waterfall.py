@@ -8,16 +8,16 @@ import pandas as pd
 
 from traceaudit import __version__
 from traceaudit.account import RankAccount
-from traceaudit.align import Clock
 from traceaudit.attribute import Attribution, Job
 from traceaudit.checkpointing import recompute_row
-from traceaudit.host_gaps import host_gaps, throughput
-from traceaudit.kernel_table import kernel_rows, roofline
+from traceaudit.idle.summary import host_gaps, throughput
 from traceaudit.leaves import Bucket, Leaf
-from traceaudit.links import totals
-from traceaudit.model import Numerator, Peak, convention_formula
-from traceaudit.roofline import Split
-from traceaudit.stragglers import as_rows, culprits, lateness, links_found
+from traceaudit.mfu.kernel_table import kernel_rows, roofline
+from traceaudit.mfu.model import Numerator, Peak, convention_formula
+from traceaudit.mfu.roofline import Split
+from traceaudit.ranks.align import Clock
+from traceaudit.ranks.links import totals
+from traceaudit.ranks.stragglers import as_rows, culprits, lateness, links_found
 
 SCHEMA_VERSION = 1
 UNRELIABLE_SHARE = 0.02  # unattributed time above which the attribution is not reliable

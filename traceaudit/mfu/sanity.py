@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from traceaudit.model import Numerator, Peak
+from traceaudit.mfu.model import Numerator, Peak
 
 APART = 0.10  # declared over counted FLOPs, beyond which a warning names the difference
 SEEN = 0.01  # of the compute time recomputed, from which recompute is on

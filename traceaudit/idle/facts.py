@@ -8,9 +8,9 @@ import pandas as pd
 
 from traceaudit.classify import State
 from traceaudit.events import Kind, Trace
-from traceaudit.host_calls import ALLOCATES, FREES, SYNCHRONISATION, Host, by_name
+from traceaudit.idle.calls import ALLOCATES, FREES, SYNCHRONISATION, Host, by_name
+from traceaudit.idle.launches import optimizer_loops
 from traceaudit.intervals import Array, Intervals, covers, cross, union
-from traceaudit.launches import optimizer_loops
 from traceaudit.leaves import Leaf
 from traceaudit.steps import PROFILER_STEP, Steps
 

@@ -14,11 +14,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from traceaudit.account import RankAccount
-from traceaudit.align import Clock
-from traceaudit.arrivals import Arrivals
-from traceaudit.collectives import Layout
 from traceaudit.intervals import Array
 from traceaudit.leaves import Bucket, Leaf, in_bucket
+from traceaudit.ranks.align import Clock
+from traceaudit.ranks.arrivals import Arrivals
+from traceaudit.ranks.collectives import Layout
 
 Floats = npt.NDArray[np.float64]
 
@@ -142,19 +142,16 @@ def _with_communication(work: pd.DataFrame, pieces: pd.DataFrame) -> pd.DataFram
     """
     leaf = pieces["leaf"].to_numpy(dtype=np.int64)
     late = in_bucket(leaf, Bucket.STRAGGLER)
-    start, end = (work[name].to_numpy(dtype=np.int64) for name in ("start_ns", "end_ns"))
-    same = np.concatenate(([False], work["step"].to_numpy()[1:] == work["step"].to_numpy()[:-1]))
-    free = np.where(same, np.concatenate((end[:1], end[:-1])), start)
-    edges = (free, start, end)
+    edges = [work[name].to_numpy(dtype=np.int64) for name in ("free_ns", "start_ns", "end_ns")]
     sent = _before(pieces[leaf == Leaf.PP], edges)
     carried = _before(pieces[~late & (leaf != Leaf.PP)], edges)
     waited = _before(pieces[late], edges)
-    gap = work["gap_ns"].to_numpy(dtype=np.int64) + sent[2] - sent[0]
+    gap = work["gap_ns"].to_numpy(dtype=np.int64) + sent[2] - sent[1]
     own = work.assign(duration=(work["work_ns"] + carried[2] - carried[1]).astype(np.float64), gap_ns=gap, meets=False)
     number = work.groupby("step").cumcount()
-    between = work.assign(kind="C", microbatch=number, start_ns=free, end_ns=start)
+    between = work.assign(kind="C", microbatch=number, start_ns=edges[0], end_ns=edges[1])
     between = between.assign(
-        gap_ns=0,
+        gap_ns=work["gap_before_ns"].to_numpy(dtype=np.int64) + sent[1] - sent[0],
         recompute_ns=0,
         work_ns=0,
         duration=(carried[1] - carried[0]).astype(np.float64),
@@ -319,7 +316,7 @@ def _costs(parts: pd.DataFrame, work: pd.DataFrame) -> pd.DataFrame:
     over = {
         Leaf.LATE_RANK: (Leaf.NOT_SPLIT, (work["duration"] - usual).clip(lower=0.0)),
         Leaf.DATA_IMBALANCE: (Leaf.DATA_IMBALANCE, (usual - even).clip(lower=0.0)),
-        Leaf.HOST_CAUSED: (Leaf.OTHER_HOST, work["gap_ns"].astype(np.float64)),
+        Leaf.HOST_CAUSED: (Leaf.HOST_CAUSED, work["gap_ns"].astype(np.float64)),
     }
     rows = []
     for leaf, (cls, excess) in over.items():
@@ -329,6 +326,8 @@ def _costs(parts: pd.DataFrame, work: pd.DataFrame) -> pd.DataFrame:
         if not total:
             continue
         weight = by_rank.to_numpy(dtype=np.float64)
+        if leaf == Leaf.HOST_CAUSED:  # what every rank's host does alike delays nobody more than the others
+            weight = weight - weight.min()
         if weight.sum() <= 0:
             cls, weight = Leaf.JITTER, np.ones(len(by_rank))
         share = np.floor(total * weight / weight.sum()).astype(np.int64)

@@ -117,7 +117,7 @@ class Architecture:
         With `recompute` "full", the layers run forward once more; with "selective", the core of the attention is
         counted twice, as that paper counts it.
 
-        >>> from traceaudit.architecture import Architecture
+        >>> from traceaudit.mfu.architecture import Architecture
         >>> gpt = Architecture(layers=48, hidden=6144, heads=64, vocab=51200, ffn=4 * 6144, gated=False)
         >>> expected = 72 * 4 * 48 * 2048 * 6144**2 * (1 + 2048 / (6 * 6144) + 51200 / (12 * 6144 * 48))
         >>> round(gpt.matmul_flops(4 * 2048, 2048) / expected, 9)

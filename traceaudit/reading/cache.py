@@ -23,10 +23,10 @@ import pandas as pd
 from traceaudit import __version__, events
 from traceaudit.account import RankAccount, account
 from traceaudit.events import Trace
-from traceaudit.normalise import read_trace
-from traceaudit.packing import Arrays, pack, unpack, unpack_each
+from traceaudit.reading.normalise import read_trace
+from traceaudit.reading.packing import Arrays, pack, unpack, unpack_each
+from traceaudit.reading.streams import Place, remote
 from traceaudit.steps import Selection
-from traceaudit.streams import Place, remote
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -294,7 +294,7 @@ def _identity(place: Place) -> str:
 def reader_version() -> str:
     """Return a digest of the source of this package: whatever changes a result makes another reader."""
     total = blake2b(f"{__version__} {pd.__version__} {np.__version__}".encode(), digest_size=16)
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         if "report" not in path.parts[-2:] and "simulate" not in path.parts[-2:]:
             total.update(path.name.encode())
             total.update(path.read_bytes())

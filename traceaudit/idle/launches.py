@@ -7,7 +7,7 @@ import pandas as pd
 
 from traceaudit.classify import enclosing, thread_keys
 from traceaudit.events import GPU_KINDS, Kind, Trace
-from traceaudit.host_calls import by_name
+from traceaudit.idle.calls import by_name
 from traceaudit.intervals import Array, Intervals, covers, cross
 from traceaudit.steps import OPTIMIZER_STEP, Steps
 

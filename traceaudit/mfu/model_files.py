@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from traceaudit.architecture import Architecture
 from traceaudit.errors import InputError
+from traceaudit.mfu.architecture import Architecture
 
 Values = dict[str, Any]
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from types import ModuleType
 
 from traceaudit.account import RankAccount
-from traceaudit.cache import Cache, Kept, accounted
 from traceaudit.errors import InputError, TraceAuditError
+from traceaudit.reading.cache import Cache, Kept, accounted
+from traceaudit.reading.streams import Place
 from traceaudit.steps import Selection
-from traceaudit.streams import Place
 
 Progress = Callable[[int, int, str], None]
 

@@ -13,12 +13,12 @@ import numpy.typing as npt
 import pandas as pd
 
 from traceaudit.account import CLASSES, RankAccount
-from traceaudit.arrivals import Arrivals
 from traceaudit.intervals import Array
 from traceaudit.leaves import Bucket, Leaf, in_bucket
-from traceaudit.matching import ENDING_TOGETHER, Matching
-from traceaudit.members import coded
-from traceaudit.peers import Peers
+from traceaudit.ranks.arrivals import Arrivals
+from traceaudit.ranks.matching import ENDING_TOGETHER, Matching
+from traceaudit.ranks.members import coded
+from traceaudit.ranks.peers import Peers
 
 Floats = npt.NDArray[np.float64]
 
@@ -65,7 +65,7 @@ def blame(
 
     Args:
         accounts: of the ranks with GPU activity, in the order of `table`.
-        table: communications of all ranks (`traceaudit.collectives.gather`).
+        table: communications of all ranks (`traceaudit.ranks.collectives.gather`).
         matching: of its rows.
         arrivals: of its rows.
         exposed: ``row, leaf, ns`` of the time owned by communications.

@@ -15,7 +15,7 @@ import pandas as pd
 
 from traceaudit.account import RankAccount
 from traceaudit.intervals import Array
-from traceaudit.matching import ENDING_TOGETHER, Matching
+from traceaudit.ranks.matching import ENDING_TOGETHER, Matching
 
 Floats = npt.NDArray[np.float64]
 
@@ -91,7 +91,7 @@ def hosts(accounts: Sequence[RankAccount]) -> tuple[dict[int, int], tuple[str, .
 
 
 def align(accounts: Sequence[RankAccount], table: pd.DataFrame, matching: Matching) -> Clock:
-    """Fit the clocks of the hosts on matched collectives; `table` is that of `traceaudit.collectives.gather`."""
+    """Fit the clocks of the hosts on matched collectives; `table` is that of `traceaudit.ranks.collectives.gather`."""
     host, names = hosts(accounts)
     epoch = min(account.first_ns for account in accounts)
     evidence = _evidence(table, matching, epoch)

@@ -14,7 +14,7 @@ from traceaudit.account import RankAccount
 from traceaudit.classify import State, short_name
 from traceaudit.flops.kernel_names import uses_matrix_units
 from traceaudit.leaves import FAMILIES, Leaf
-from traceaudit.model import Peak
+from traceaudit.mfu.model import Peak
 
 # What kernels of a family reach in good runs, as a share of the roof that binds them: matmuls rarely exceed 75 % of
 # peak, attention is lower, kernels bound by memory stream at 80 to 90 % of the bandwidth.

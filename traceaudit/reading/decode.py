@@ -26,9 +26,9 @@ import numpy.typing as npt
 from traceaudit.errors import InputError, NotATraceError
 from traceaudit.events import CATEGORIES, GPU_KINDS, LONG_FRAME_US, Kind, frame_matters, frame_may_recompute
 from traceaudit.intervals import Array
-from traceaudit.streams import Inflating, Place, opened
+from traceaudit.reading.streams import Inflating, Place, opened
 
-BLOCK_BYTES = 2 << 20
+BLOCK_BYTES = 1 << 20
 HEAD_LIMIT_BYTES = 64 << 20
 JOIN_LIMIT = 1_000  # pieces of a chunk joined to mend a cut inside an event
 TIME_LIMIT_NS = 1 << 61  # so that start, base and length add up within int64
@@ -587,7 +587,6 @@ class _Columns:
             kept, kinds = list(compress(kept, (~bad).tolist())), kinds[~bad]
             starts, lengths = starts[~bad], lengths[~bad]
         size = len(kept)
-        args = [event.args or NO_ARGS for event in kept]
         parts = self._parts
         parts["ts"].append(starts)
         parts["dur"].append(lengths)
@@ -595,18 +594,18 @@ class _Columns:
         parts["name"].append(np.fromiter(map(self._codes.__getitem__, map(attrgetter("name"), kept)), np.int32, size))
         for name in ("pid", "tid"):
             parts[name].append(_compact(self._numbers(list(map(attrgetter(name), kept)))))
-        parts["collective"].append(self._collectives(args))
-        inner = kinds != Kind.FRAME
-        called = _either(list(compress(args, inner.tolist())), "external", "external_2021")
-        parts["external"].append(_spread(inner, _compact(called)))
+        inner = kinds != Kind.FRAME  # frames are many, and none of their arguments is read
+        args = [event.args or NO_ARGS for event in compress(kept, inner.tolist())]
+        parts["collective"].append(_spread(inner, self._collectives(args)))
+        parts["external"].append(_spread(inner, _compact(_either(args, "external", "external_2021"))))
         for carriers, integers, texts in CARRIERS:
             rows = np.isin(kinds, carriers)
-            own = list(compress(args, rows.tolist()))
+            own = list(compress(args, rows[inner].tolist()))
             for name in integers:
                 parts[name].append(_spread(rows, _compact(_int64(list(map(attrgetter(name), own))))))
             for name in texts:
                 parts[name].append(_spread(rows, self._texts(own, name)))
-        self._note_waits(kinds, args)
+        self._note_waits(kinds[inner], args)
 
     def _note_waits(self, kinds: Column, args: list[Args]) -> None:
         for own in (args[index] for index in np.flatnonzero(kinds == Kind.SYNC)):
@@ -621,7 +620,10 @@ class _Columns:
 
     def _texts(self, args: list[Args], name: str) -> Column:
         """Return the codes of a text argument; -1 where absent."""
-        found = list(map(bytes, map(attrgetter(name), args)))
+        raws = list(map(attrgetter(name), args))
+        if name != "dims" and not b"".join(raws):
+            return np.full(len(raws), -1, np.int32)
+        found = list(map(bytes, raws))
         if name == "dims" and b"" in found:
             found = [text or bytes(own.dims_2021) for text, own in zip(found, args, strict=True)]
         return np.fromiter(map(self._codes.__getitem__, found), np.int32, len(found))

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 
 from traceaudit.errors import InputError, NotATraceError, TraceAuditError
 from traceaudit.events import Kind
-from traceaudit.load import COLLECTIVE_FIELDS, RawTrace, load
-from traceaudit.normalise import normalise
+from traceaudit.reading.decode import COLLECTIVE_FIELDS, RawTrace, load
+from traceaudit.reading.normalise import normalise
 from traceaudit.simulate import SCENARIOS, Layout, play, simulate
 from traceaudit.simulate.kineto_file import WRITERS, Document
 from traceaudit.simulate.kineto_rows import events as kineto_events
 from traceaudit.simulate.kineto_rows import header
 
-reader = import_module("traceaudit.load")  # the package also has a function of that name
+reader = import_module("traceaudit.reading.decode")  # the package also has a function of that name
 
 Event = dict[str, Any]
 Row = tuple[object, ...]

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from traceaudit.events import Kind, Trace
-from traceaudit.host_calls import ORDER, STALL_NS, WIDE_ANNOTATION, Host, Index, Mask, by_name
+from traceaudit.idle.calls import ORDER, STALL_NS, WIDE_ANNOTATION, Host, Index, Mask, by_name
 from traceaudit.intervals import Array, Intervals, cross
 from traceaudit.leaves import Bucket, Leaf
 from traceaudit.nesting import innermost, parents

@@ -27,8 +27,8 @@ from traceaudit.events import (
     frame_may_recompute,
 )
 from traceaudit.intervals import Array, covers, union
-from traceaudit.load import COLLECTIVE_FIELDS, RawTrace
-from traceaudit.streams import Place
+from traceaudit.reading.decode import COLLECTIVE_FIELDS, RawTrace
+from traceaudit.reading.streams import Place
 
 YEAR_2001_NS = 978_307_200 * 10**9
 DAY_NS = 86_400 * 10**9
@@ -259,6 +259,6 @@ def _integer(value: object) -> int | None:
 
 def read_trace(place: Path | Place) -> Trace:
     """Read and normalise one file."""
-    from traceaudit.load import load
+    from traceaudit.reading.decode import load
 
     return normalise(load(place), consume=True)

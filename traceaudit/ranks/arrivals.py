@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from traceaudit.align import Clock
 from traceaudit.intervals import Array
-from traceaudit.matching import ENDING_TOGETHER, Matching
+from traceaudit.ranks.align import Clock
+from traceaudit.ranks.matching import ENDING_TOGETHER, Matching
 
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 

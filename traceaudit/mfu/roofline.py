@@ -11,8 +11,8 @@ from traceaudit.account import RankAccount
 from traceaudit.errors import ModelFlopsError
 from traceaudit.intervals import Array
 from traceaudit.leaves import FAMILIES, Leaf
-from traceaudit.model import MIXED_SHARE, Numerator, Peak
-from traceaudit.sanity import counted_beyond_declared, recompute_differs, too_much_declared
+from traceaudit.mfu.model import MIXED_SHARE, Numerator, Peak
+from traceaudit.mfu.sanity import counted_beyond_declared, recompute_differs, too_much_declared
 
 Matrix = npt.NDArray[np.float64]
 COMPARED_COVERAGE = 0.95  # of matmul and attention time with counted FLOPs, from which they are held against declared

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from traceaudit.account import RankAccount
-from traceaudit.architecture import CONVENTIONS
 from traceaudit.errors import InputError
-from traceaudit.hardware import DTYPES, Gpu, find, identify, sparse_of
-from traceaudit.model_files import read
+from traceaudit.mfu.architecture import CONVENTIONS
+from traceaudit.mfu.hardware import DTYPES, Gpu, find, identify, sparse_of
+from traceaudit.mfu.model_files import read
 
 DEGREES = ("pp", "tp", "dp", "cp", "ep")
 
@@ -46,7 +46,7 @@ def declared(files: Sequence[Path], flags: Mapping[str, Any]) -> Run:
     """Return what files and flags declare; a flag beats a file, a later file an earlier one.
 
     Raises:
-        InputError: a file is of no known format (`traceaudit.model_files`).
+        InputError: a file is of no known format (`traceaudit.mfu.model_files`).
     """
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from traceaudit.intervals import Array
-from traceaudit.members import coded, each
+from traceaudit.ranks.members import coded, each
 
 ENDING_TOGETHER = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier"})
 
@@ -42,7 +42,7 @@ class Matching:
 
 
 def match(table: pd.DataFrame) -> Matching:
-    """Match the communications of the ranks; `table` is that of `traceaudit.collectives.gather`."""
+    """Match the communications of the ranks; `table` is that of `traceaudit.ranks.collectives.gather`."""
     size = len(table)
     if not size:
         return Matching(np.empty(0, np.int64), np.empty(0, np.bool_), {})

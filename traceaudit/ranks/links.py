@@ -7,12 +7,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from traceaudit.arrivals import Arrivals
-from traceaudit.collectives import group_label
 from traceaudit.intervals import Array
 from traceaudit.leaves import Bucket, Leaf, in_bucket
-from traceaudit.matching import Matching
-from traceaudit.members import coded, each
+from traceaudit.ranks.arrivals import Arrivals
+from traceaudit.ranks.collectives import group_label
+from traceaudit.ranks.matching import Matching
+from traceaudit.ranks.members import coded, each
 
 Floats = npt.NDArray[np.float64]
 

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 
 from traceaudit.attribute import Attribution, Job
-from traceaudit.collectives import group_label
 from traceaudit.leaves import Bucket, Leaf, in_bucket
-from traceaudit.links import SlowLink, slow_links
-from traceaudit.peers import Peers
+from traceaudit.ranks.collectives import group_label
+from traceaudit.ranks.links import SlowLink, slow_links
+from traceaudit.ranks.peers import Peers
 
 SHOWN_LINKS = 3
 EXPLAINED = 0.2  # share of the waits for a rank's compute that its slower kernels or its further work must amount to
@@ -47,6 +47,7 @@ def culprits(job: Job, attribution: Attribution) -> list[Culprit]:
     per_rank = {int(rank): int(ns) / waiting for rank, ns in zip(computed.index.to_numpy(), computed, strict=True)}
     for number, cls, ns in zip(costs["rank"], costs["cls"], costs["ns"], strict=True):
         rank, leaf = _origin(int(number), Leaf(int(cls)), job)
+        leaf = _longest_pause(rank, attribution) if leaf == Leaf.HOST_CAUSED else leaf
         by_leaf = groups.setdefault((rank, _cause(rank, leaf, job.peers, per_rank.get(rank, 0.0))), {})
         by_leaf[leaf] = by_leaf.get(leaf, 0) + int(ns)
     found = [
@@ -137,6 +138,13 @@ def _culprit(
             "links": [{"group": str(list(link.members)), "kind": link.kind, "ratio": link.ratio} for link in slow]
         }
     return Culprit(rank, cause, sum(by_leaf.values()), own, evidence)
+
+
+def _longest_pause(rank: int, attribution: Attribution) -> Leaf:
+    """Return the host's leaf that a rank has most of beyond its peers: what a pipeline waited for, if anything did."""
+    leaves = [leaf for leaf in Leaf if leaf.bucket == Bucket.HOST_GAP]
+    beyond = [_beyond_peers(rank, leaf, attribution) for leaf in leaves]
+    return leaves[int(np.argmax(beyond))] if max(beyond) else Leaf.OTHER_HOST
 
 
 def _beyond_peers(rank: int, leaf: Leaf, attribution: Attribution) -> int:

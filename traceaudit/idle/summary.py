@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from traceaudit.account import RankAccount
-from traceaudit.gap_table import GAP_COLUMNS
+from traceaudit.idle.table import GAP_COLUMNS
 from traceaudit.leaves import Leaf
 
 SHOWN = 40  # rows of host gaps in the result

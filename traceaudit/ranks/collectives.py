@@ -10,7 +10,7 @@ import pandas as pd
 
 from traceaudit.account import RankAccount
 from traceaudit.leaves import Leaf
-from traceaudit.members import Ranks, coded
+from traceaudit.ranks.members import Ranks, coded
 
 # Descriptions of process groups (Megatron, DeviceMesh, DeepSpeed) and the dimension they span; the first that matches.
 DIMENSIONS: tuple[tuple[re.Pattern[str], Leaf], ...] = tuple(

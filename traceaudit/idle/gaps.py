@@ -5,9 +5,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from traceaudit.classify import State, enclosing, thread_keys
-from traceaudit.edges import recorded_dependencies
 from traceaudit.events import Kind, Trace
-from traceaudit.host_calls import ORDER, Host, host_activity
+from traceaudit.idle.calls import ORDER, Host, host_activity
+from traceaudit.idle.edges import recorded_dependencies
 from traceaudit.intervals import Array, Intervals, complement, cross, intersection, outside, union
 from traceaudit.leaves import Leaf
 from traceaudit.steps import queued_before

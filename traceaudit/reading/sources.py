@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from traceaudit.account import RankAccount
 from traceaudit.errors import InputError
-from traceaudit.streams import ARCHIVES, Place, is_remote, members, opened, remote
+from traceaudit.reading.streams import ARCHIVES, Place, is_remote, members, opened, remote
 
 SUFFIXES = (".json", ".json.gz", ".json.zst")
 OWN_FILES = frozenset({"run.json", "truth.json", "result.json", "config.json"})

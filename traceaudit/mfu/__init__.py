@@ -1,0 +1,1 @@
+"""Numerator and denominator of MFU, and where compute time stands on the roofline."""
