@@ -28,7 +28,7 @@ from traceaudit.events import CATEGORIES, GPU_KINDS, LONG_FRAME_US, Kind, frame_
 from traceaudit.intervals import Array
 from traceaudit.reading.streams import Inflating, Place, opened
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 2 << 20
 HEAD_LIMIT_BYTES = 64 << 20
 JOIN_LIMIT = 1_000  # pieces of a chunk joined to mend a cut inside an event
 TIME_LIMIT_NS = 1 << 61  # so that start, base and length add up within int64
