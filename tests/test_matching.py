@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from traceaudit.ranks.matching import match
@@ -50,6 +50,7 @@ def test_cut_windows_pair_by_the_steadiest_ends(
     gaps: list[int], lost_first: int, lost_last: int, offset: int, jitter: list[int]
 ) -> None:
     """A rank that lost collectives at either end, on any clock, is paired with those it kept."""
+    assume(len(set(gaps)) > 3)  # evenly spaced collectives look the same shifted by one
     ends = np.cumsum(gaps)
     count = len(ends)
     kept = range(lost_first, count - lost_last) if count - lost_last - lost_first >= 8 else range(count)
@@ -60,8 +61,7 @@ def test_cut_windows_pair_by_the_steadiest_ends(
         [[4096] * count, [4096] * len(kept)],
     )
     expected = {((0, index), (1, position)) for position, index in enumerate(kept)}
-    if len(set(gaps)) > 3:
-        assert pairs(table) == expected
+    assert pairs(table) == expected
 
 
 @settings(derandomize=True, deadline=None, max_examples=40)
