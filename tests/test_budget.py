@@ -142,6 +142,25 @@ def test_budget_joins_the_waterfall(simulated: Callable[[str], Path], tmp_path: 
     assert math.isclose(found["calendar"]["mfu_without_pauses"], job["mfu"] / (1 - paused / job["window_ns"]))
 
 
+def test_analyze_adds_the_budget(simulated: Callable[[str], Path]) -> None:
+    """`analyze --budget` gives what `budget --result` gives; figures that do not suffice cost a warning alone."""
+    added = json.loads(run("analyze", simulated("checkpoint_burst"), "--budget", "--mtbf 3h", "--json", "-").stdout)
+    calendar = added["budget"]["calendar"]
+    job = added["job"]
+    paused = sum(leaf["ns"] for leaf in job["leaves"] if leaf["leaf"] == "checkpoint")
+    assert math.isclose(calendar["goodput"], job["mfu"] / (1 - paused / job["window_ns"]) * calendar["productive"])
+    assert added["budget"]["saving"]["pause_s"] == paused / 1e9
+    without = json.loads(run("analyze", simulated("compute_only"), "--budget", "--mtbf 3h", "--json", "-").stdout)
+    assert "budget" not in without
+    assert any("failure budget is left out" in warning for warning in without["quality"]["warnings"])
+
+
+@pytest.mark.parametrize("figures", ["--pause 3s", "--mtbf soon", "--mtbf 3h --result x.json", "--mtbf '3h"])
+def test_wrong_budget_figures_stop_before_the_work(figures: str) -> None:
+    """Figures that `budget` would refuse are wrong usage of `analyze --budget`."""
+    assert run("analyze", "sample_traces/run_28_mfu", "--budget", figures).exit_code == 2
+
+
 @pytest.mark.parametrize(
     ("options", "code"),
     [

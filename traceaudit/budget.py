@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from traceaudit import __version__
-from traceaudit.errors import InputError
+from traceaudit.errors import InputError, MissingFigureError
 
 SCHEMA_VERSION = 1
 DAY, HOUR = 86_400.0, 3_600.0
@@ -315,3 +315,71 @@ def pause_of(result: Mapping[str, Any]) -> tuple[float, float]:
         facts.get("bursts", 0) - facts.get("bursts_asynchronous", 0), facts.get("count", 0), job["ranks_traced"]
     )
     return paused / 1e9 / taken, paused / job["window_ns"]
+
+
+def from_figures(given: Mapping[str, Any], result: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the budget from figures under the names of the command's options, and from a ``result.json``.
+
+    Args:
+        given: ``gpus, gpus_per_node, mtbf, gpu_mtbf, failures, days, pause, write, restart, interval, copy_pause,
+            params, bytes_per_param, storage_gbps, mfu``: times in seconds, ``mfu`` in percent; what is absent or None
+            is not known.
+        result: where given, its world size, MFU and checkpoint pause stand in for what is not given.
+
+    Raises:
+        MissingFigureError: the figures do not tell how often the job fails, or what saving takes.
+        InputError: a figure is not positive.
+    """
+    known = {name: value for name, value in given.items() if value is not None}
+    sources: dict[str, str] = {}
+    paused = 0.0
+    pause, mfu = known.get("pause"), known["mfu"] / 100 if "mfu" in known else None
+    if result is not None:
+        measured, share = _pause_in(result)
+        if mfu is None and result["job"]["mfu"] is not None:
+            mfu, paused, sources["MFU"] = result["job"]["mfu"], share, "measured in the traces"
+        if measured is not None:
+            pause, sources["pause"] = (measured, "measured in the traces") if pause is None else (pause, "declared")
+    size = known.get("bytes_per_param", BYTES_PER_PARAM)
+    if pause is None and "params" in known and "storage_gbps" in known:
+        pause = known["params"] * size / (known["storage_gbps"] * 1e9)
+        sources["pause"] = "the whole checkpoint, written synchronously at the storage's rate"
+    if pause is None:
+        raise MissingFigureError("pause, or a result with a checkpoint in its steps, or params and storage-gbps")
+    return budget(
+        reliability(known, result),
+        Saving(pause, known.get("restart", 0.0), known.get("write", 0.0)),
+        interval_s=known.get("interval"),
+        params=known.get("params"),
+        bytes_per_param=size,
+        storage_gb_per_s=known.get("storage_gbps"),
+        copy_pause_s=known.get("copy_pause"),
+        mfu=mfu,
+        paused_share=paused,
+        sources=sources,
+    )
+
+
+def reliability(given: Mapping[str, Any], result: Mapping[str, Any] | None = None) -> Reliability:
+    """Return how often the job fails, from figures as `from_figures` takes them.
+
+    Raises:
+        MissingFigureError: they do not tell.
+    """
+    gpus = given.get("gpus") or (result["job"]["world_size"] if result else None)
+    nodes = given.get("gpus_per_node") or 8
+    if given.get("failures") is not None and given.get("days") is not None:
+        return observed(given["failures"], given["days"], gpus, nodes)
+    if given.get("mtbf"):
+        return Reliability(given["mtbf"], gpus, nodes, "declared")
+    if given.get("gpu_mtbf") and gpus:
+        return Reliability(given["gpu_mtbf"] / gpus, gpus, nodes, "declared of one GPU")
+    raise MissingFigureError("mtbf, or gpu-mtbf with gpus, or failures with days")
+
+
+def _pause_in(result: Mapping[str, Any]) -> tuple[float | None, float]:
+    """Return the pause of one checkpoint and its share of the steps, or None and 0 where no step saved one."""
+    try:
+        return pause_of(result)
+    except InputError:
+        return None, 0.0

@@ -5,12 +5,12 @@ import sys
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from traceaudit import __version__
-from traceaudit.cli_beyond import COMMANDS
+from traceaudit.cli_beyond import COMMANDS, Figures
 from traceaudit.errors import TraceAuditError
 
 if TYPE_CHECKING:
@@ -134,6 +134,12 @@ def _model_options(command: Command) -> Command:
     help="What ran: a run.json, a Hugging Face config.json, a torchtitan TOML or printed Megatron arguments.",
 )
 @_model_options
+@click.option(
+    "--budget",
+    type=Figures(),
+    metavar="FIGURES",
+    help='Add the failure budget: options of `traceaudit budget` in quotes, e.g. "--mtbf 3h --restart 5min".',
+)
 @click.option("--steps", type=Numbers(), help="Steps to analyse, e.g. 3-7 or 5,6.")
 @click.option("--step-marker", type=Pattern(), help="Regular expression of the annotations that begin a step.")
 @click.option("--whole-trace", is_flag=True, help="Take each whole trace as one window.")
@@ -153,6 +159,7 @@ def analyze(
     json_path: str | None,
     force: bool,
     config: str | None,
+    budget: dict[str, Any] | None,
     steps: frozenset[int] | None,
     step_marker: str | None,
     whole_trace: bool,
@@ -189,6 +196,7 @@ def analyze(
                 executor=None,
                 cache=False if no_cache else cache,
                 progress=progress,
+                budget=budget,
                 **model,
             )
         _write(audit, output, json_path, force=force, quiet=quiet)

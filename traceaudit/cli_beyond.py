@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from traceaudit.errors import InputError, TraceAuditError
+from traceaudit.errors import InputError, MissingFigureError, TraceAuditError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,6 +18,23 @@ if TYPE_CHECKING:
     from traceaudit.inventory import Plan
 
 EXIT_INPUT, EXIT_SPIKE = 1, 3
+FIGURES = (
+    "gpus",
+    "gpus_per_node",
+    "mtbf",
+    "gpu_mtbf",
+    "failures",
+    "days",
+    "pause",
+    "write",
+    "restart",
+    "interval",
+    "copy_pause",
+    "params",
+    "bytes_per_param",
+    "storage_gbps",
+    "mfu",
+)  # what `traceaudit.budget.from_figures` takes
 GB = 1e9
 UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "": 1.0}
 
@@ -123,7 +141,7 @@ def _result_json(path: Path | None) -> dict[str, Any] | None:
 @click.option("--failures", type=float, help="Failures that were counted; needs --days.")
 @click.option("--days", type=float, help="Days over which they were counted.")
 @click.option("--pause", type=Duration(), help="How long training stands still at a checkpoint, e.g. 30s.")
-@click.option("--write", "write_s", type=Duration(), default="0", help="Asynchronous: writing behind the training.")
+@click.option("--write", type=Duration(), default="0", help="Asynchronous: writing behind the training.")
 @click.option("--restart", type=Duration(), default="0", help="From a failure until training goes on.")
 @click.option("--interval", type=Duration(), help="Training between checkpoints as it is now.")
 @click.option("--copy-pause", type=Duration(), help="Pause that asynchronous saving would leave.")
@@ -145,63 +163,39 @@ def budget(output: Path | None, json_path: str | None, force: bool, **given: Any
     """
 
     def work() -> int:
+        from traceaudit.budget import from_figures
         from traceaudit.report.budget import lines, picture
 
         _check_outputs(output, json_path, force=force)
-        found = _budgeted(given)
+        try:
+            found = from_figures({name: given[name] for name in FIGURES}, _result_json(given["result_path"]))
+        except MissingFigureError as error:
+            raise click.UsageError(f"pass {error}") from error
         _answer(found, lines(found), lambda: picture(found), output=output, json_path=json_path, force=force)
         return 0
 
     _guarded(work)
 
 
-def _budgeted(given: Mapping[str, Any]) -> dict[str, Any]:
-    from traceaudit import budget as budgets
+class Figures(click.ParamType[dict[str, Any]]):
+    """The options of `budget` as one text."""
 
-    result = _result_json(given["result_path"])
-    sources: dict[str, str] = {}
-    pause, paused, write_s = given["pause"], 0.0, given["write_s"]
-    mfu = None if given["mfu"] is None else given["mfu"] / 100
-    if result is not None:
-        taken = sum(leaf["ns"] for leaf in result["job"]["leaves"] if leaf["leaf"] == "checkpoint")
-        if taken or pause is None:
-            measured, paused = budgets.pause_of(result)
-            pause, sources["pause"] = (measured, "measured in the traces") if pause is None else (pause, "declared")
-        if mfu is None and result["job"]["mfu"] is not None:
-            mfu, sources["MFU"] = result["job"]["mfu"], "measured in the traces"
-        else:
-            paused = 0.0
-    if pause is None and given["params"] and given["storage_gbps"]:
-        pause = given["params"] * given["bytes_per_param"] / (given["storage_gbps"] * GB)
-        sources["pause"] = "the whole checkpoint, written synchronously at the storage's rate"
-    if pause is None:
-        raise click.UsageError("pass --pause, or --result with a checkpoint in it, or --params and --storage-gbps")
-    return budgets.budget(
-        _reliability(given, result),
-        budgets.Saving(pause, given["restart"], write_s),
-        interval_s=given["interval"],
-        params=given["params"],
-        bytes_per_param=given["bytes_per_param"],
-        storage_gb_per_s=given["storage_gbps"],
-        copy_pause_s=given["copy_pause"],
-        mfu=mfu,
-        paused_share=paused,
-        sources=sources,
-    )
+    name = "figures"
 
-
-def _reliability(given: Mapping[str, Any], result: Mapping[str, Any] | None) -> Any:  # noqa: ANN401  imported late
-    from traceaudit.budget import Reliability, observed
-
-    gpus = given["gpus"] or (result["job"]["world_size"] if result else None)
-    nodes = given["gpus_per_node"]
-    if given["failures"] is not None and given["days"] is not None:
-        return observed(given["failures"], given["days"], gpus, nodes)
-    if given["mtbf"]:
-        return Reliability(given["mtbf"], gpus, nodes, "declared")
-    if given["gpu_mtbf"] and gpus:
-        return Reliability(given["gpu_mtbf"] / gpus, gpus, nodes, "declared of one GPU")
-    raise click.UsageError("pass --mtbf, or --gpu-mtbf with --gpus, or --failures with --days")
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        """Return the figures by name; what `budget` would refuse is a usage error."""
+        if isinstance(value, dict):
+            return value
+        try:
+            words = shlex.split(str(value))
+            given = budget.make_context("--budget", words, resilient_parsing=False).params
+        except (ValueError, click.UsageError) as error:
+            self.fail(f"{value!r}: {error.format_message() if isinstance(error, click.UsageError) else error}", param)
+        if not (given["mtbf"] or given["gpu_mtbf"] or (given["failures"] and given["days"])):
+            self.fail(f"{value!r} does not tell how often the job fails: --mtbf, --gpu-mtbf, or --failures and --days")
+        if given["result_path"] or given["output"] or given["json_path"]:
+            self.fail(f"{value!r}: --result, -o and --json have no place here; the traces are the result")
+        return {name: given[name] for name in FIGURES}
 
 
 @click.command()

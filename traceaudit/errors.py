@@ -13,6 +13,10 @@ class InputError(TraceAuditError):
     """The traces or the options given cannot be analysed as they are."""
 
 
+class MissingFigureError(InputError):
+    """A figure is missing without which nothing can be computed; the message names what would do."""
+
+
 class ModelFlopsError(TraceAuditError):
     """The declared model FLOPs, peak or layout contradict the traces."""
 

@@ -1,6 +1,6 @@
 """The order of the stages: from trace files to an `Audit`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,8 @@ import pandas as pd
 from traceaudit.account import RankAccount
 from traceaudit.attribute import Job, attribute, windows
 from traceaudit.audit import Audit
-from traceaudit.errors import InputError
+from traceaudit.budget import from_figures
+from traceaudit.errors import InputError, MissingFigureError
 from traceaudit.idle.summary import facts, gap_table, profiler_overhead
 from traceaudit.mfu.model import Run, declared, numerator, peak
 from traceaudit.mfu.roofline import split_compute
@@ -39,6 +40,7 @@ def analyze(
     executor: Executor | None = None,
     cache: str | Path | bool | None = None,
     progress: Progress | None = None,
+    budget: Mapping[str, Any] | None = None,
     **model: Any,  # noqa: ANN401  the names and values of run.json
 ) -> Audit:
     """Attribute the lost time of a training run from the traces of its ranks.
@@ -55,6 +57,8 @@ def analyze(
         cache: keep what was read: True, False or a folder; by default `TRACEAUDIT_CACHE` from the environment, else
             beside traces that take long to read.
         progress: called with (bytes done, bytes in all, name of a file) as files are done.
+        budget: figures for the failure budget (`traceaudit.budget.from_figures`), such as ``mtbf`` and ``restart`` in
+            seconds; MFU, GPUs and the checkpoint pause come from the traces.
         model: what is known about the run, by the names of ``run.json`` (``params``, ``tokens_per_step``, ``dtype``,
             ``gpu``, ``layers``, ``hidden``, ``seq_len``, ``pp``, ...), and ``peak_tflops`` (dense) and
             ``attention_flops``; beats what files say.
@@ -76,7 +80,19 @@ def analyze(
         accounts = [own for own in accounts if own.rank in ranks]
         if not accounts:
             raise InputError("none of the selected ranks is among the traces.")
-    return _attributed(_source(paths), accounts, run, chosen, skipped, warnings, reading)
+    audit = _attributed(_source(paths), accounts, run, chosen, skipped, warnings, reading)
+    if budget is not None:
+        _add_budget(audit.result, budget)
+    return audit
+
+
+def _add_budget(result: dict[str, Any], figures: Mapping[str, Any]) -> None:
+    """Add the failure budget; figures that do not suffice cost a warning, not the report."""
+    try:
+        result["budget"] = from_figures(figures, result)
+    except InputError as error:
+        wanted = f"it needs {error}" if isinstance(error, MissingFigureError) else str(error)
+        result["quality"]["warnings"].append(f"the failure budget is left out: {wanted}")
 
 
 def _attributed(
