@@ -1,5 +1,6 @@
 """What the tests share: simulated runs, and the real traces beside the project."""
 
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -19,13 +20,18 @@ def _no_cache() -> None:
 
 @pytest.fixture(scope="session")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return a function from a scenario's name to the directory of its traces, written once."""
-    written: dict[str, Path] = {}
+    """Return a function from a scenario's name to the directory of its traces, written once for all test processes."""
+    own = tmp_path_factory.getbasetemp()
+    shared = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "simulated"
+    shared.mkdir(exist_ok=True)
 
     def directory(scenario: str) -> Path:
-        if scenario not in written:
-            written[scenario] = simulate(tmp_path_factory.mktemp(scenario) / "run", scenario)
-        return written[scenario]
+        run = shared / scenario
+        with (shared / f"{scenario}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not run.is_dir():
+                simulate(shared / f"{scenario}.new", scenario, force=True).rename(run)
+        return run
 
     return directory
 
