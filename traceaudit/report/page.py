@@ -1,0 +1,89 @@
+"""The frame of every HTML page: one file that fetches nothing and runs nothing but its own script.
+
+A page is a template that extends ``page.html.j2``; ``parts.html.j2`` has the macros for tables, facts and badges. The
+policy in its head admits the one style sheet and the one script by their hashes. So there are no ``style`` attributes
+in a page: colours and lengths of figures are attributes of SVG.
+"""
+
+import base64
+import hashlib
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from traceaudit.report import formats, words
+
+
+def render(template: str, *, title: str, version: str, data: str = "", data_type: str = "", **context: Any) -> str:  # noqa: ANN401
+    """Return the page of a template; every string in it is text.
+
+    Args:
+        template: its file name in ``templates/``; it extends ``page.html.j2``.
+        title: of the window and the tab.
+        version: of traceaudit, as the result has it.
+        data: what the page carries for programs, already safe inside a ``<script>``; ``json_file`` makes it.
+        data_type: the media type of `data`.
+        context: what the template shows.
+    """
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            title=title,
+            version=version,
+            data=Markup(data),  # noqa: S704  escaped for a script element by json_file
+            data_type=data_type,
+            **context,
+        )
+    )
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("traceaudit.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters.update(
+        percent=formats.percent,
+        ms=formats.milliseconds,
+        duration=formats.duration,
+        quantity=formats.quantity,
+        plural=formats.plural,
+        tidy=_tidy,
+    )
+    styles, script = _asset("page.css"), _asset("page.js")
+    environment.globals.update(
+        styles=Markup(styles),  # noqa: S704  our own files
+        script=Markup(script),  # noqa: S704
+        policy=(
+            f"default-src 'none'; style-src {_hash(styles)}; script-src {_hash(script)}; img-src data:; "
+            "base-uri 'none'; form-action 'none'"
+        ),
+        colour=lambda bucket: words.bucket_words(bucket).colour if bucket else words.LEVEL_COLOUR,
+    )
+    return environment
+
+
+def _asset(name: str) -> str:
+    return (files("traceaudit.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    """Return the source expression that admits an inline element of this text."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def _tidy(text: object) -> str:
+    """Keep numbers and their units, and ranks and their numbers, on one line."""
+    found = str(text).replace("rank ", "rank\u00a0").replace("step ", "step\u00a0")
+    for unit in ("%", "ms", "µs", "ns", "GB", "points"):
+        found = found.replace(f" {unit}", f"\u00a0{unit}")
+    return found
