@@ -81,7 +81,7 @@ class Audit:
     @property
     def headline(self) -> str:
         """The result in one sentence."""
-        from traceaudit.report.rows import headline
+        from traceaudit.report.headline import headline
 
         return headline(self.result)
 

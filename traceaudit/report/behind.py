@@ -1,26 +1,14 @@
-"""What stands behind host gaps, recompute and kernels: the calls, facts and rates of the result as rows."""
+"""What stands behind host gaps and recompute: the calls and facts of the result as rows."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from traceaudit.report.formats import (
-    call_title,
-    clean,
-    duration,
-    kernel_title,
-    listed,
-    percent,
-    plural,
-    quantity,
-    times,
-)
-from traceaudit.report.rows import Fact, Result, kernels
-from traceaudit.report.words import FLAVOURS, RECOMPUTE_RULES, SLOW_LOADERS, family_title, gap_title
+from traceaudit.report.formats import call_title, clean, duration, listed, percent, plural, quantity, times
+from traceaudit.report.rows import Fact, Result
+from traceaudit.report.words import FLAVOURS, RECOMPUTE_RULES, SLOW_LOADERS, gap_title
 
 MOST_MODULES = 12
-MOST_POINTS = 60
-LEAST_PLAIN = 0.005  # of the time of matrix products, from which those without matrix units are named
 NAMED_HOST_GAP = 0.02  # of the step time, from which the terminal names the calls behind host gaps
 
 
@@ -46,27 +34,6 @@ class Recompute:
 
     facts: list[Fact]
     suspected: str
-
-
-@dataclass(frozen=True)
-class Point:
-    """A kernel on the roofline: FLOPs a byte and FLOPs a second, over the runs whose work is known."""
-
-    title: str
-    family: str
-    flop_per_byte: float
-    flop_per_s: float
-    ns: int
-    headroom: float
-
-
-@dataclass(frozen=True)
-class Roofline:
-    """Kernels with FLOPs and bytes, and the roofs over them; a peak for each element type that is known."""
-
-    points: list[Point]
-    byte_per_s: float | None
-    peaks: dict[str, float]
 
 
 def host_gaps(result: Result) -> list[GapRow]:
@@ -161,52 +128,6 @@ def recompute_line(result: Result) -> str:
     points = f", {_points(about)} without it" if _points(about) else ""
     setting = f": {_setting(about)}" if _setting(about) else ""
     return f"recompute {percent(about['share'])}{points}{setting}"
-
-
-def kernel_facts(result: Result) -> list[Fact]:
-    """Return how the kernels as a whole stand against their roofs, and what their names and shapes tell."""
-    about = result.get("roofline") or {}
-    found = []
-    if about.get("coverage") is not None:
-        found.append(Fact("FLOPs or bytes known", f"for {percent(about['coverage'])} of the compute time"))
-    if shares := _family_shares(about):
-        found.append(Fact("Share of the roof", ", ".join(shares)))
-    units = about.get("matrix_units") or {}
-    whole = sum(value for value in units.values() if value)
-    plain = (units.get("not_used_ns") or 0) / max(1, whole)
-    if plain >= LEAST_PLAIN:
-        found.append(Fact("Without matrix units", f"{percent(plain)} of the time of matrix products"))
-    pieces = [
-        f"{clean(entry['what'], 40)} ({plural(entry['count'], clean(entry['evidence'], 40) + ' kernel')}, "
-        f"{duration(entry['ns'])})"
-        for entry in about.get("unfused") or []
-    ]
-    return [*found, Fact("Ran in pieces", ", ".join(pieces))] if pieces else found
-
-
-def kernel_line(result: Result) -> str:
-    """Return the same in one line; empty where no work of kernels is known."""
-    about = result.get("roofline") or {}
-    if not about.get("coverage"):
-        return ""
-    shares = _family_shares(about)
-    at = f"; share of the roof: {', '.join(shares[:3])}" if shares else ""
-    return f"kernels: work known for {percent(about['coverage'])} of compute{at}"
-
-
-def roofline(result: Result) -> Roofline | None:
-    """Return the kernels that can be placed on the roofline, the longest first; None where there are none."""
-    points = [
-        Point(kernel_title(row.short_name, 32), row.family, flop / byte, flop, row.ns, row.headroom or 0.0)
-        for row in kernels(result)
-        if (flop := row.flop_per_s) and (byte := row.byte_per_s)
-    ][:MOST_POINTS]
-    peak = (result.get("model") or {}).get("peak") or {}
-    mixed = {clean(name, 12): entry.get("tflops") for name, entry in (peak.get("mixed") or {}).items()}
-    peaks = {clean(peak["dtype"], 12): peak["tflops"], **mixed} if peak.get("tflops") else {}
-    bandwidth = (result.get("roofline") or {}).get("hbm_gbps") or peak.get("hbm_gbps")
-    roofs = {name: 1e12 * value for name, value in peaks.items() if value}
-    return Roofline(points, 1e9 * bandwidth if bandwidth else None, roofs) if points else None
 
 
 def _loader(about: Mapping[str, Any]) -> Iterator[str]:
@@ -317,15 +238,6 @@ def _suspicion(about: Mapping[str, Any]) -> str:
     size = f"; at least {percent(about['share'])} of the step time" if about.get("share") else ""
     points = f", {_points(about)}" if _points(about) else ""
     return f"{clean(about['reason'], 400)}{size}{points}"
-
-
-def _family_shares(about: Mapping[str, Any]) -> list[str]:
-    """Return the families whose roof is known, the longest first, with how much of it they reach."""
-    known = [entry for entry in about.get("families") or [] if entry.get("roofline_share") and entry.get("ns")]
-    return [
-        f"{clean(family_title(str(entry['family'])), 40)} {percent(entry['roofline_share'])}"
-        for entry in sorted(known, key=lambda entry: -entry["ns"])
-    ]
 
 
 def _counts(count: int, one: str, many: str) -> str:

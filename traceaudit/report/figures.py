@@ -10,30 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 
-from traceaudit.report import behind, rows
+from traceaudit.report import by_rank, kernels, rows, traffic
 from traceaudit.report.formats import clean, milliseconds, percent, quantity
-from traceaudit.report.words import LEVEL_COLOUR, bucket_words
+from traceaudit.report.words import LEVEL_COLOUR, WORK, bucket_words, family_colour
 
 MOST_BARS = 64  # ranks drawn as bars; more become a heat map
 MOST_COLUMNS = 256  # of a heat map; more ranks share a column (of lateness: a row)
 MOST_LABELLED_STEPS = 16  # of the lateness of few ranks; more leave no room for numbers
 WORST_LABELLED = 6  # of many ranks
-WORK_COLOURS = {  # kinds of work in a pipeline: name and colour, of the palette of the buckets
-    "F": ("forward", "#56B4E9"),
-    "R": ("recompute (its share)", "#CC79A7"),
-    "B": ("backward", "#009E73"),
-    "I": ("backward, inputs", "#009E73"),
-    "W": ("backward, weights", "#E69F00"),
-    "O": ("other", "#C9D0D8"),
-}
-FAMILY_COLOURS = {  # of the titles of families, of the same palette; any other family is grey
-    "matmul": "#0072B2",
-    "attention": "#E69F00",
-    "norms": "#CC79A7",
-    "elementwise": "#009E73",
-    "optimizer": "#F0E442",
-    "device copies": "#56B4E9",
-}
 MOST_NAMED_POINTS = 4
 _INK, _FAINT = "#1B2430", "#8A94A0"
 
@@ -63,16 +47,9 @@ def waterfall(result: rows.Result, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def ranks(result: rows.Result, ax: Axes | None = None) -> Axes:
-    """Draw where each rank's time goes: stacked bars, or a heat map when the ranks are many."""
-    if len(rows.ranks(result)) > MOST_BARS:
-        return _rank_heat(result, ax)
-    return _rank_bars(result, ax)
-
-
 def heatmap(result: rows.Result, ax: Axes | None = None) -> Axes:
     """Draw how long others waited for each rank in each step; of many ranks only the worst are named."""
-    late = rows.lateness(result)
+    late = by_rank.lateness(result)
     few = len(late.ranks) <= MOST_BARS
     size = 1 if few else math.ceil(len(late.ranks) / MOST_COLUMNS)
     # The worst of the ranks that share a row, not their mean, in which one late rank would vanish.
@@ -107,7 +84,7 @@ def heatmap(result: rows.Result, ax: Axes | None = None) -> Axes:
 
 def pipeline(result: rows.Result, ax: Axes | None = None) -> Axes:
     """Draw the work of one pipeline in one step: stages over time, in their order, with the waits in between."""
-    found = rows.pipeline(result)
+    found = traffic.pipeline(result)
     works = found.works if found else []
     seats = sorted({work.rank for work in works}, key=lambda rank: min(w.stage for w in works if w.rank == rank))
     ax = ax or _new_axes(8.6, 1.3 + 0.42 * max(len(seats), 1))
@@ -118,7 +95,7 @@ def pipeline(result: rows.Result, ax: Axes | None = None) -> Axes:
         again = min(work.recompute_ns / 1e6, length)
         for kind, left, width in (("R", start, again), (work.kind, start + again, length - again)):
             if width > 0:
-                name, colour = WORK_COLOURS.get(kind, WORK_COLOURS["O"])
+                name, colour = WORK.get(kind, WORK["O"])
                 bar = ax.barh(place, width, 0.78, left, color=colour, edgecolor=_INK, linewidth=0.4)
                 drawn.setdefault(name, bar)
         if work.kind != "O" and length > 0.018 * span:
@@ -131,7 +108,7 @@ def pipeline(result: rows.Result, ax: Axes | None = None) -> Axes:
     ax.tick_params(colors=_INK, length=0, labelsize=8.5)
     ax.spines[["top", "right", "left"]].set_visible(False)
     ax.spines["bottom"].set_color(_FAINT)
-    order = [name for name, _ in WORK_COLOURS.values() if name in drawn]
+    order = [name for name, _ in WORK.values() if name in drawn]
     handles = [drawn[name] for name in order]
     ax.legend(handles, order, loc="lower left", bbox_to_anchor=(0, 1), ncols=6, frameon=False, fontsize=8.5)
     return ax
@@ -139,7 +116,7 @@ def pipeline(result: rows.Result, ax: Axes | None = None) -> Axes:
 
 def roofline(result: rows.Result, ax: Axes | None = None) -> Axes:
     """Draw kernels by FLOPs a byte and FLOPs a second, both logarithmic, below the roofs of bandwidth and peaks."""
-    found = behind.roofline(result) or behind.Roofline([], None, {})
+    found = kernels.roofline(result) or kernels.Roofline([], None, {})
     ax = ax or _new_axes(8.6, 4.4)
     ax.set_xscale("log")
     ax.set_yscale("log")
@@ -151,7 +128,7 @@ def roofline(result: rows.Result, ax: Axes | None = None) -> Axes:
             [point.flop_per_byte for point in own],
             [point.flop_per_s for point in own],
             [24 + 280 * point.ns / longest for point in own],
-            color=FAMILY_COLOURS.get(family, "#999999"),
+            color=family_colour(family),
             edgecolor=_INK,
             linewidth=0.6,
             alpha=0.8,
@@ -177,7 +154,7 @@ def roofline(result: rows.Result, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def _roofs(ax: Axes, found: behind.Roofline) -> None:
+def _roofs(ax: Axes, found: kernels.Roofline) -> None:
     """Draw the bandwidth up to the highest peak, and each peak from where the bandwidth meets it."""
     peaks, slope = sorted(found.peaks.items(), key=lambda peak: (peak[1], peak[0])), found.byte_per_s
     ridges = [peak / slope for _, peak in peaks] if slope else []
@@ -199,7 +176,7 @@ def _roofs(ax: Axes, found: behind.Roofline) -> None:
         ax.annotate(text, at, (-5, 3), textcoords="offset points", ha="right", fontsize=8.5, color=_INK)
 
 
-def _name_points(ax: Axes, points: Sequence[behind.Point]) -> None:
+def _name_points(ax: Axes, points: Sequence[kernels.Point]) -> None:
     """Name the kernels with the most headroom, but none beside one that is named already."""
     into = ax.transScale + ax.transLimits  # to shares of the axes
     named: dict[str, float] = {}
@@ -226,7 +203,7 @@ def _name_points(ax: Axes, points: Sequence[behind.Point]) -> None:
             return
 
 
-def _stages(works: Sequence[rows.Work], rank: int) -> str:
+def _stages(works: Sequence[traffic.Work], rank: int) -> str:
     """Return the stages a rank works on, as text."""
     stages = sorted({work.stage for work in works if work.rank == rank})
     return ", ".join(map(str, stages[:4])) + ("…" if len(stages) > 4 else "")
@@ -246,56 +223,6 @@ def png(drawn: Axes | Figure, dpi: float = 150) -> bytes:
     with _style():
         _root(drawn).savefig(buffer, format="png", dpi=dpi, metadata={"Software": None}, facecolor="white")
     return buffer.getvalue()
-
-
-def _rank_bars(result: rows.Result, ax: Axes | None) -> Axes:
-    everyone, buckets = rows.ranks(result), rows.rank_buckets(result)
-    pitch = 0.3 if len(everyone) <= 16 else 0.19
-    ax = ax or _new_axes(8.6, 1.35 + pitch * len(everyone))
-    left = [0.0] * len(everyone)
-    for bucket in buckets:
-        shares = [row.shares.get(bucket, 0.0) for row in everyone]
-        colour = bucket_words(bucket).colour
-        name = rows.bucket_title(result, bucket)
-        ax.barh(range(len(everyone)), shares, 0.78, left, color=colour, edgecolor=_INK, linewidth=0.6, label=name)
-        for place, (start, share) in enumerate(zip(left, shares, strict=True)):
-            if share >= 0.045:
-                ink = "white" if bucket == "exposed_comm" else _INK  # the one colour too dark for dark text
-                text = f"{100 * share:.0f}"
-                ax.text(start + share / 2, place, text, ha="center", va="center", fontsize=8, color=ink)
-        left = [start + share for start, share in zip(left, shares, strict=True)]
-    names = [f"rank {row.rank}" + ("" if row.reliable else " (not reliable)") for row in everyone]
-    ax.set_yticks(range(len(everyone)), names, fontsize=9 if pitch > 0.2 else 7.5, color=_INK)
-    ax.set_ylim(len(everyone) - 0.45, -0.55)
-    _share_axis(ax, "share of the rank's step time")
-    ax.legend(
-        loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False, fontsize=8.5, labelcolor=_INK, handlelength=1.1
-    )
-    return ax
-
-
-def _rank_heat(result: rows.Result, ax: Axes | None) -> Axes:
-    everyone, buckets = rows.ranks(result), rows.rank_buckets(result)
-    ax = ax or _new_axes(8.6, 1.4 + 0.36 * len(buckets))
-    size = math.ceil(len(everyone) / MOST_COLUMNS)
-    columns = [everyone[first : first + size] for first in range(0, len(everyone), size)]
-    # The worst of the ranks that share a column, not their mean, in which one bad rank would vanish.
-    worst = [min if bucket == rows.kept_bucket(result) else max for bucket in buckets]
-    heat = [
-        [choose(row.shares.get(bucket, 0.0) for row in column) for column in columns]
-        for bucket, choose in zip(buckets, worst, strict=True)
-    ]
-    extent = (0.0, float(len(columns) * size), len(buckets) - 0.5, -0.5)
-    image = ax.imshow(heat, cmap="cividis", aspect="auto", vmin=0.0, extent=extent, interpolation="nearest")
-    ax.set_yticks(range(len(buckets)), [rows.bucket_title(result, bucket) for bucket in buckets], fontsize=9.5)
-    each = f", worst of each {size}" if size > 1 else ""
-    ax.set_xlabel(f"ranks in order{each}", fontsize=9, color=_INK)
-    ax.spines[:].set_color(_FAINT)
-    ax.tick_params(colors=_INK, length=0, labelsize=9)
-    scale = ax.figure.colorbar(image, ax=ax, fraction=0.03, pad=0.015, format=lambda share, _: f"{100 * share:.0f} %")
-    scale.ax.tick_params(labelsize=8, colors=_INK)
-    scale.outline.set_edgecolor(_FAINT)
-    return ax
 
 
 def _number_cells(ax: Axes, heat: Sequence[Sequence[float]], most: float) -> None:

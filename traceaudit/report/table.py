@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeAlias, TypeVar
 
 from traceaudit.report.formats import bandwidth, duration, milliseconds, percent, quantity
 
 Row = TypeVar("Row")
-Kind = Literal["number", "text", "name", "bar"]
+Kind = Literal["number", "text", "name", "graph"]
 
 
 @dataclass(frozen=True)
@@ -18,15 +18,23 @@ class Cell:
     key: float | None = None
     full: str = ""
 
+    @property
+    def written_key(self) -> str:
+        """What it sorts by, as an attribute; whole numbers are exact."""
+        return str(self.key) if isinstance(self.key, int) else f"{self.key:.9g}"
+
 
 @dataclass(frozen=True)
 class Column(Generic[Row]):
-    """A column and how it writes a row; a bar's text is its share of the longest one's length."""
+    """A column and how it writes a row; a graph is a bar, as long as its cell's key from 0 to 1 says."""
 
     title: str
     cell: Callable[[Row], Cell | str]
     kind: Kind = "number"
     hint: str = ""  # what the title leaves unsaid
+
+
+Columns: TypeAlias = Sequence[Column[Row]]
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,7 @@ class Table:
 
 def table(
     label: str,
-    columns: Sequence[Column[Row]],
+    columns: Columns[Row],
     rows: Iterable[Row],
     left_out: str = "",
     total: Row | None = None,

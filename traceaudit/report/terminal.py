@@ -6,16 +6,23 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from traceaudit.report import behind, rows
+from traceaudit.report import advice, behind, by_rank, culprits, factors, headline, kernels, remarks, rows
 from traceaudit.report.formats import clean, milliseconds, percent, plural
 from traceaudit.report.words import bucket_words
 
 LEAST_CAUSE = 0.005  # smaller leaves and culprits are left to the other reports
-MOST_LEAVES = 3  # of a bucket
-MOST_RANKS, WORST_RANKS = 16, 8
-MOST_CULPRITS, MOST_LINKS = 5, 3
-MOST_REMARKS = 12
-MOST_BEHIND = 4  # lines of what stands behind host gaps, recompute and kernels
+LINES = {
+    "head": 5,
+    "waterfall": 14,
+    "findings": 7,
+    "culprits": 5,
+    "model": 2,
+    "quality": 3,
+}  # 40 with the blank lines between
+FULL_WIDTH = 80  # cells, from which on the report has at most so many lines
+MOST_FINDINGS, MOST_CULPRITS, MOST_CALLS = 3, 3, 3
+LEAST_EVIDENCE = 16  # cells
+LEAST_SPREAD = 0.005  # between what ranks achieve, from which it is told
 _SAID_ELSEWHERE = ("Traced", "Clocks")  # in the headline and among the remarks
 _SHORTEST_BAR, _LONGEST_BAR = 10, 48  # cells; where there is less room there are no bars
 _IN_ASCII = str.maketrans({"·": "*", "…": "~", "µ": "u", "\u00d7": "x", "\u2212": "-", "\u2013": "-"})
@@ -23,19 +30,27 @@ _IN_ASCII = str.maketrans({"·": "*", "…": "~", "µ": "u", "\u00d7": "x", "\u2
 
 def print_report(result: rows.Result, console: Console) -> None:
     """Print the report on a console; file and kernel names in it are text, whatever markup they hold."""
-    parts = [
-        _head(result),
-        _waterfall(result, console),
-        _ranks(result),
-        _culprits(result, console),
-        _behind(result, console),
-        _model(result),
-        _quality(result),
-    ]
-    for number, part in enumerate(part for part in parts if part):
-        for line in part if number == 0 else [Text(""), *part]:
-            for fitting in _wrapped(_encodable(line, console.encoding), console):
-                console.print(fitting, highlight=False, no_wrap=True, overflow="crop")
+    parts = {
+        "head": _head(result),
+        "waterfall": _waterfall(result, console),
+        "findings": _findings(result, console) or _behind(result, console),
+        "culprits": _culprits(result, console),
+        "model": _model(result, console),
+        "quality": _quality(result),
+    }
+    for name, lines in parts.items():
+        apart = [Text("")] if lines and name not in ("head", "quality") else []
+        for line in (*apart, *_limited(lines, console, LINES[name])):
+            console.print(line, highlight=False, no_wrap=True, overflow="crop")
+
+
+def _limited(lines: Sequence[Text], console: Console, most: int) -> list[Text]:
+    """Return the lines as they fit into the width, and no more of them than a report of a screen has room for."""
+    fitting = [part for line in lines for part in _wrapped(_encodable(line, console.encoding), console)]
+    if len(fitting) <= most or console.width < FULL_WIDTH:
+        return fitting
+    more = f"  … {plural(len(fitting) - most + 1, 'line')} more in the other reports"
+    return [*fitting[: most - 1], _encodable(_line(more, "dim"), console.encoding)]
 
 
 def bar(start: float, end: float, cells: int, ascii_only: bool = False) -> str:
@@ -57,17 +72,33 @@ def bar(start: float, end: float, cells: int, ascii_only: bool = False) -> str:
 
 
 def _head(result: rows.Result) -> list[Text]:
-    facts = " | ".join(f"{fact.name}: {fact.value}" for fact in rows.facts(result) if fact.name not in _SAID_ELSEWHERE)
-    return [Text(rows.headline(result), "bold" if rows.is_reliable(result) else "bold red"), Text(facts, "dim")]
+    facts = [f"{fact.name}: {fact.value}" for fact in headline.facts(result) if fact.name not in _SAID_ELSEWHERE]
+    facts += [text for text in (_spread(result),) if text]
+    style = "bold" if rows.is_reliable(result) else "bold red"
+    return [Text(headline.headline(result), style), Text(" | ".join(facts), "dim")]
+
+
+def _spread(result: rows.Result) -> str:
+    """Return what the worst and the best rank achieve, where they differ."""
+    kept = rows.kept_bucket(result)
+    shares = sorted((row.shares.get(kept, 0.0), row.rank) for row in by_rank.ranks(result) if row.reliable)
+    if len(shares) < 2 or shares[-1][0] - shares[0][0] < LEAST_SPREAD:
+        return ""
+    (least, worst), (most, best) = shares[0], shares[-1]
+    return f"Ranks: {percent(least)} (rank {worst}) to {percent(most)} (rank {best})"
 
 
 def _waterfall(result: rows.Result, console: Console) -> list[Text]:
     bars = rows.waterfall(result)
-    shown = {row.row: [leaf for leaf in row.leaves if leaf.share >= LEAST_CAUSE][:MOST_LEAVES] for row in bars}
-    titles = [row.title for row in bars] + [f"  {leaf.title}" for row in bars for leaf in shown[row.row]]
+    room = LINES["waterfall"] - len(bars) - 1
+    leaves = sorted((leaf for row in bars for leaf in row.leaves), key=lambda leaf: -leaf.share)
+    largest = [leaf for leaf in leaves if leaf.share >= LEAST_CAUSE][:room]
+    shown = {row.row: [leaf for leaf in row.leaves if leaf in largest] for row in bars}
+    titles = [row.title for row in bars] + [f"  {leaf.title}" for leaf in largest]
     label = max(map(len, titles))
     times = [milliseconds(row.step_ns) for row in bars]
-    cells = min(_LONGEST_BAR, console.width - label - max(map(len, times)) - 14)
+    span = max(map(len, times))
+    cells = min(_LONGEST_BAR, console.width - label - span - 14)
     width = cells if cells >= _SHORTEST_BAR else 0
     ascii_only = not console.encoding.startswith("utf")
 
@@ -77,58 +108,48 @@ def _waterfall(result: rows.Result, console: Console) -> list[Text]:
         if width:
             colour = bucket_words(row.bucket).colour if row.bucket else ""
             line.append(bar(row.start, row.end, width, ascii_only) + "  ", colour)
-        line.append(f"{percent(row.share):>8}", "bold").append(f"  {time:>{max(map(len, times))}}")
-        lines.append(line)
+        lines.append(line.append(f"{percent(row.share):>8}", "bold").append(f"  {time:>{span}}"))
         for leaf in shown[row.row]:
             line = _line(f"  {leaf.title:<{label - 2}}  " + " " * (width + 2 if width else 0), "dim")
-            line.append(f"{percent(leaf.share):>8}  {milliseconds(leaf.step_ns):>{max(map(len, times))}}", "dim")
-            lines.append(line)
+            lines.append(line.append(f"{percent(leaf.share):>8}  {milliseconds(leaf.step_ns):>{span}}", "dim"))
     return lines
 
 
-def _ranks(result: rows.Result) -> list[Text]:
-    everyone, buckets = rows.ranks(result), rows.rank_buckets(result)
-    if not everyone:
+def _findings(result: rows.Result, console: Console) -> list[Text]:
+    """Name the largest findings, each in a line, and below it what to do."""
+    found = advice.findings(result)
+    if not found:
         return []
-    few = len(everyone) <= MOST_RANKS
-    shown = everyone if few else rows.worst_ranks(result, WORST_RANKS)
-    has_stage = any(row.stage is not None for row in everyone)
-    head = ["rank", *(["stage"] if has_stage else []), "ms a step"]
-    head += [rows.bucket_title(result, bucket, short=True) for bucket in buckets]
-    table = [head]
-    for row in shown:
-        stage = ["" if row.stage is None else str(row.stage)] if has_stage else []
-        shares = [f"{100 * row.shares.get(bucket, 0.0):.1f}" for bucket in buckets]
-        time = milliseconds(row.step_ns).removesuffix(" ms")
-        table.append([str(row.rank), *stage, time, *shares, *([] if row.reliable else ["not reliable"])])
-    lines = [_heading("Ranks" if few else f"The {len(shown)} worst ranks", "% of the rank's own step time")]
-    lines += [_line(text, "" if number else "dim") for number, text in enumerate(_aligned(table))]
-    if not few:
-        lines.append(_line(f"… {len(everyone) - len(shown):,} more", "dim"))
+    has_points = any(row.mfu_points is not None for row in found)
+    lines = [_heading("What to do first", "MFU points, ms a step of a rank" if has_points else "ms a step of a rank")]
+    for row in found[:MOST_FINDINGS]:
+        points = f"{'' if row.mfu_points is None else format(row.mfu_points, '+.1f'):>5}" if has_points else ""
+        time = milliseconds(row.step_ns, 1).removesuffix(" ms") if row.ns else ""
+        room = max(console.width - 18 - len(points) - len(row.confidence), 12)
+        lines.append(
+            _line(f"{points}  {time:>9}  {clean(row.title, room)}", "bold").append(f"  {row.confidence}", "dim")
+        )
+        lines.append(_line(f"{'':>{len(points) + 13}}{clean(row.action or row.summary, max(console.width - 20, 1))}"))
+    if len(found) > MOST_FINDINGS:
+        lines[0].append(f"; {len(found) - MOST_FINDINGS:,} more in the other reports", "dim")
     return lines
 
 
 def _culprits(result: rows.Result, console: Console) -> list[Text]:
-    found, links = rows.culprits(result), rows.slow_links(result)
-    shown = [row for row in found if row.share >= LEAST_CAUSE][:MOST_CULPRITS]
-    lines = []
-    if shown:
-        lines.append(_heading("Who made the others wait", "waits caused, ms a step of a rank"))
-        lines += _culprit_lines(shown, console.width)
-        rest = found[len(shown) :]
-        if rest:
-            lines.append(_line(f"… {len(rest):,} more, {percent(sum(row.share for row in rest))} together", "dim"))
-    elif links:
-        lines.append(_heading("Slow links"))
-    if not any(row.cause == "slow_link" and row.evidence for row in shown):  # else the evidence has them
-        lines += [
-            Text(f"  slow link: {link.text}, {milliseconds(link.excess_ns, 1)} in all") for link in links[:MOST_LINKS]
-        ]
-    return lines
+    """Name who made others wait, a line each; slow links where they are no culprit's evidence."""
+    found = [row for row in culprits.culprits(result) if row.share >= LEAST_CAUSE]
+    if not found:
+        links = [f"  {link.text}, {milliseconds(link.excess_ns, 1)} in all" for link in culprits.slow_links(result)]
+        return [_heading("Slow links"), *map(_line, links[:MOST_CULPRITS])] if links else []
+    about = "waits caused, ms a step of a rank"
+    if len(found) > MOST_CULPRITS:
+        rest = found[MOST_CULPRITS:]
+        about += f"; {len(rest):,} more, {percent(sum(row.share for row in rest))} together"
+    return [_heading("Who made the others wait", about), *_culprit_lines(found[:MOST_CULPRITS], console.width)]
 
 
-def _culprit_lines(shown: Sequence[rows.CulpritRow], width: int) -> Iterator[Text]:
-    """Yield a table whose evidence stands beside the numbers if all of it fits there, else below them."""
+def _culprit_lines(shown: Sequence[culprits.CulpritRow], width: int) -> Iterator[Text]:
+    """Yield a table; of the evidence as much as fits beside the numbers."""
     has_points = any(row.mfu_points is not None for row in shown)
     table = [["rank", "cause", "ms a step", "share", *(["MFU points"] if has_points else [])]]
     for row in shown:
@@ -136,20 +157,19 @@ def _culprit_lines(shown: Sequence[rows.CulpritRow], width: int) -> Iterator[Tex
         time = milliseconds(row.caused_step_ns).removesuffix(" ms")
         table.append([str(row.rank), row.title, time, percent(row.share), *points])
     head, *numbers = _aligned(table, texts={1})
-    fits = all(cell_len(f"{text}  {row.evidence}") <= width for text, row in zip(numbers, shown, strict=True))
     yield _line(head, "dim")
     for text, row in zip(numbers, shown, strict=True):
-        line = _line(text)
-        yield line.append(f"  {row.evidence}", "dim") if fits and row.evidence else line
-        if row.evidence and not fits:
-            yield Text("      ").append(row.evidence, "dim")
+        room = width - cell_len(text) - 2
+        yield _line(text).append(
+            f"  {clean(row.evidence, room)}" if row.evidence and room > LEAST_EVIDENCE else "", "dim"
+        )
 
 
 def _behind(result: rows.Result, console: Console) -> list[Text]:
     """Name the largest host gaps where they matter, the recompute and how kernels stand against their roofs."""
-    facts = [text for text in (behind.recompute_line(result), behind.kernel_line(result)) if text]
+    facts = [text for text in (behind.recompute_line(result), kernels.kernel_line(result)) if text]
     matter = result["job"]["buckets"].get("host_gap", 0) >= behind.NAMED_HOST_GAP * result["job"]["window_ns"]
-    gaps = behind.host_gaps(result)[: MOST_BEHIND - len(facts)] if matter else []
+    gaps = behind.host_gaps(result)[:MOST_CALLS] if matter else []
     lines = [
         f"{gap.title}: {clean(gap.call, 48)}, {percent(gap.share)} in {plural(gap.count, 'gap')}"
         + (f", most on rank {gap.rank}" if gap.rank is not None else "")
@@ -160,27 +180,22 @@ def _behind(result: rows.Result, console: Console) -> list[Text]:
     return [_heading("Behind the losses"), *shown] if shown else []
 
 
-def _model(result: rows.Result) -> list[Text]:
-    # Of a source that lists where the table has its figure, the kind will do; the other reports have it whole.
+def _model(result: rows.Result, console: Console) -> list[Text]:
+    """Say in two lines how MFU was got; the table of peaks lists its sources, of which the kind will do here."""
     facts = [
-        f"{fact.name}: {fact.value}" + (f" ({fact.source.split(': ')[0]})" if fact.source else "")
-        for fact in rows.model(result)
+        f"{fact.name} {fact.value}" + (f" ({fact.source.split(': ')[0]})" if fact.source else "")
+        for fact in factors.model(result)
     ]
-    title = "How MFU was got" if result["job"]["mfu"] is not None else "Why there is no MFU"
-    return [_line(title, "bold"), Text("  " + " | ".join(facts))] if facts else []
+    title = "How MFU was got: " if result["job"]["mfu"] is not None else "Why there is no MFU: "
+    text = clean("; ".join(facts), max(2 * console.width - len(title) - 16, 40))
+    return [Text(title, "bold").append(text, "not bold")] if facts else []
 
 
 def _quality(result: rows.Result) -> list[Text]:
-    remarks = rows.quality(result)
-    if not remarks:
-        return []
-    lines = [_heading("Before you trust it")]
-    for remark in remarks[:MOST_REMARKS]:
-        lines.append(Text("  ! " if remark.is_warning else "  - ", "yellow" if remark.is_warning else ""))
-        lines[-1].append(remark.text)
-    if len(remarks) > MOST_REMARKS:
-        lines.append(_line(f"  … {len(remarks) - MOST_REMARKS:,} more", "dim"))
-    return lines
+    return [
+        Text("! " if remark.is_warning else "- ", "yellow" if remark.is_warning else "").append(remark.text)
+        for remark in remarks.quality(result)
+    ]
 
 
 def _heading(title: str, about: str = "", of_peak: bool = True) -> Text:
@@ -211,7 +226,7 @@ def _wrapped(line: Text, console: Console) -> Iterator[Text]:
         line.rstrip()
         yield line
         return
-    indent = " " * (len(line.plain) - len(line.plain.lstrip()) + (2 if line.plain.startswith(("  !", "  -")) else 0))
+    indent = " " * (len(line.plain) - len(line.plain.lstrip()) + (2 if line.plain.startswith(("! ", "- ")) else 0))
     parts = line.wrap(console, max(console.width - len(indent), 10), overflow="fold")
     for number, part in enumerate(parts):
         part.rstrip()

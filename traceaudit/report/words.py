@@ -174,6 +174,24 @@ SLOW_LOADERS = {
     "copy": "copies of inputs are slow",
 }
 
+WORK = {  # kinds of work in a pipeline: name and colour, of the palette of the buckets
+    "F": ("forward", "#56B4E9"),
+    "R": ("recompute (its share)", "#CC79A7"),
+    "B": ("backward", "#009E73"),
+    "I": ("backward, inputs", "#009E73"),
+    "W": ("backward, weights", "#E69F00"),
+    "O": ("other", "#C9D0D8"),
+}
+FAMILY_COLOURS = {  # of the titles of families, of the same palette; any other family is grey
+    "matmul": "#0072B2",
+    "attention": "#E69F00",
+    "norms": "#CC79A7",
+    "elementwise": "#009E73",
+    "optimizer": "#F0E442",
+    "device copies": "#56B4E9",
+}
+
+DARK_BUCKETS = {"exposed_comm"}  # too dark for dark text
 NOT_SPLIT = "compute, not split"
 LEVEL_COLOUR = "#DDE3EA"  # the bar of 100 %, which is no bucket
 WHOLE_BUCKET_LEAVES = {"model_flops", "not_split"}  # leaves that only repeat their bucket
@@ -199,6 +217,11 @@ def gap_title(leaf: str) -> str:
 def family_title(family: str) -> str:
     """Return the title of a family of kernels."""
     return leaf_title("sub_roofline", family)
+
+
+def family_colour(title: str) -> str:
+    """Return the colour of a family of kernels by its title."""
+    return FAMILY_COLOURS.get(title, "#999999")
 
 
 def cause_title(cause: str) -> str:

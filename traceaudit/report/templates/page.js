@@ -10,7 +10,7 @@
   };
 
   const sort = (table, column, head) => {
-    const largestFirst = head.classList.contains("number") || head.classList.contains("bar");
+    const largestFirst = head.classList.contains("number");
     const before = head.getAttribute("aria-sort");
     const descending = before ? before === "ascending" : largestFirst;
     const body = table.tBodies[0];
@@ -25,6 +25,7 @@
 
   const makeSortable = (table) => {
     [...table.tHead.rows[0].cells].forEach((head, column) => {
+      if (head.tagName !== "TH") return;
       const button = document.createElement("button");
       button.type = "button";
       button.append(...head.childNodes);
