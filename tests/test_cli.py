@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from traceaudit.cli import main
+from traceaudit.cli_outputs import CSV_FILES
 
 Directory = Callable[[str], Path]
 
@@ -33,6 +34,46 @@ def test_json_to_standard_output_is_alone(simulated: Directory) -> None:
     """`--json -` prints JSON and nothing else."""
     result = run("analyze", simulated("compute_only"), "--json", "-")
     assert json.loads(result.stdout)["job"]["ranks_traced"] == 1
+
+
+def test_analyze_writes_every_form(simulated: Directory, tmp_path: Path) -> None:
+    """Tables, the text of a ticket and a picture stand where they were asked for, in folders that are made."""
+    tables, ticket, picture = tmp_path / "new" / "tables", tmp_path / "ticket.md", tmp_path / "waterfall.png"
+    asked = ("--csv", tables, "--markdown", ticket, "--png", picture)
+    result = run("analyze", simulated("late_rank"), *asked)
+    assert result.exit_code == 0
+    assert {path.stem for path in tables.iterdir()} == set(CSV_FILES)
+    assert ticket.read_text().startswith("## ")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    for name in (tables, ticket, picture):
+        assert f"wrote {name}" in result.stderr
+    for option in range(0, len(asked), 2):
+        refused = run("analyze", simulated("late_rank"), *asked[option : option + 2])
+        assert (refused.exit_code, "--force" in refused.stderr) == (1, True)
+
+
+def test_markdown_to_standard_output_is_alone(simulated: Directory) -> None:
+    """`--markdown -` prints the ticket and nothing else; two things cannot share standard output."""
+    result = run("analyze", simulated("compute_only"), "--markdown", "-")
+    assert result.stdout.startswith("## ")
+    assert result.stdout.endswith("\n")
+    assert run("analyze", simulated("compute_only"), "--markdown", "-", "--json", "-").exit_code == 2
+
+
+def test_report_draws_a_result_again(simulated: Directory, tmp_path: Path) -> None:
+    """From result.json and from the page come the page, the ticket and the JSON that the analysis wrote."""
+    page, data = tmp_path / "report.html", tmp_path / "result.json"
+    printed = run("analyze", simulated("late_rank"), "-o", page, "--json", data).stdout
+    for source in (page, data):
+        again, json_again = tmp_path / f"{source.stem}.again.html", tmp_path / f"{source.stem}.again.json"
+        result = run("report", source, "-o", again, "--json", json_again)
+        assert (result.exit_code, result.stdout) == (0, printed)
+        assert again.read_text() == page.read_text()
+        assert json_again.read_bytes() == data.read_bytes()
+    nothing = tmp_path / "nothing.html"
+    nothing.write_text("<p>")
+    refused = run("report", nothing)
+    assert (refused.exit_code, "no report of traceaudit" in refused.stderr) == (1, True)
 
 
 def test_existing_file_is_kept(simulated: Directory, tmp_path: Path) -> None:

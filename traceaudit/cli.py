@@ -11,6 +11,7 @@ import click
 
 from traceaudit import __version__
 from traceaudit.cli_beyond import COMMANDS, Figures
+from traceaudit.cli_outputs import Outputs, output_options
 from traceaudit.errors import TraceAuditError
 
 if TYPE_CHECKING:
@@ -125,9 +126,7 @@ def _model_options(command: Command) -> Command:
 
 @main.command(epilog=EPILOG)
 @click.argument("traces", nargs=-1, required=True)
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the HTML report.")
-@click.option("--json", "json_path", help="Write result.json; - for standard output instead of the report.")
-@click.option("--force", is_flag=True, help="Overwrite existing output files.")
+@output_options
 @click.option(
     "--config",
     type=click.Path(exists=True, dir_okay=False),
@@ -155,9 +154,7 @@ def _model_options(command: Command) -> Command:
 @click.option("--strict", is_flag=True, help="Exit with 4 if the attribution is not reliable.")
 def analyze(
     traces: tuple[str, ...],
-    output: Path | None,
-    json_path: str | None,
-    force: bool,
+    outputs: Outputs,
     config: str | None,
     budget: dict[str, Any] | None,
     steps: frozenset[int] | None,
@@ -184,7 +181,7 @@ def analyze(
     if cache is not None and no_cache:
         raise click.UsageError("--cache and --no-cache exclude each other")
     with _reported():
-        _refuse_overwriting([output, Path(json_path) if json_path and json_path != "-" else None], force=force)
+        outputs.check()
         with _progress(quiet=quiet) as progress:
             audit = run(
                 list(traces),
@@ -199,7 +196,8 @@ def analyze(
                 budget=budget,
                 **model,
             )
-        _write(audit, output, json_path, force=force, quiet=quiet)
+        outputs.write(audit.result, quiet=quiet)
+        _tell_cache(audit, quiet=quiet)
     mfu = audit.mfu
     if fail_under is not None and (mfu is None or mfu * 100 < fail_under):
         reached = "unknown" if mfu is None else f"{mfu:.2%}"
@@ -210,38 +208,12 @@ def analyze(
         sys.exit(EXIT_UNRELIABLE)
 
 
-def _refuse_overwriting(paths: list[Path | None], *, force: bool) -> None:
-    """Fail before the work, not after it."""
-    from traceaudit.errors import InputError
-
-    for path in paths:
-        if path is not None and path.exists() and not force:
-            raise InputError(f"{path} exists; pass --force to overwrite it.")
-
-
-def _write(audit: "Audit", output: Path | None, json_path: str | None, *, force: bool, quiet: bool) -> None:
-    """Write what was asked for; the report goes to standard output unless the JSON does."""
-    from rich.console import Console
-
-    from traceaudit.report.json_file import to_json
-    from traceaudit.report.terminal import print_report
-
-    if json_path == "-":
-        click.echo(to_json(audit.result))
-    elif not quiet:
-        print_report(audit.result, Console())
-    if json_path not in (None, "-"):
-        audit.to_json(str(json_path), force=force)
-    if output is not None:
-        audit.to_html(output, force=force)
+def _tell_cache(audit: "Audit", *, quiet: bool) -> None:
     reading = audit.reading
     if reading is not None and reading.cache_bytes and not quiet:
         kept = reading.accounts_kept + reading.events_kept
         size = reading.cache_bytes / 1e6
         click.echo(f"cache: {kept} of {reading.files} traces were in it; {size:,.1f} MB read or written", err=True)
-    for path in (json_path if json_path != "-" else None, output):
-        if path is not None and not quiet:
-            click.echo(f"wrote {path}", err=True)
 
 
 @contextmanager
@@ -263,6 +235,22 @@ def _progress(*, quiet: bool) -> "Iterator[Progress | None]":
             bar.update(task, completed=done, total=total, description=f"reading {name}".replace("[", "\\["))
 
         yield report
+
+
+@main.command()
+@click.argument("result", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@output_options
+@click.option("--quiet", is_flag=True, help="Print no report.")
+def report(result: Path, outputs: Outputs, quiet: bool) -> None:
+    """Write the reports of an earlier analysis again.
+
+    RESULT is a result.json of `analyze`, or an HTML report, which has it inside.
+    """
+    from traceaudit.report.json_file import read_result
+
+    with _reported():
+        outputs.check()
+        outputs.write(read_result(result), quiet=quiet)
 
 
 @main.command()
