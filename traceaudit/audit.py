@@ -103,6 +103,12 @@ class Audit:
 
         return pipeline(self.result, ax)
 
+    def roofline(self, ax: "Axes | None" = None) -> "Axes":
+        """Draw kernels by FLOPs a byte and FLOPs a second, below the roofs of bandwidth and peaks; returns the Axes."""
+        from traceaudit.report.figures import roofline
+
+        return roofline(self.result, ax)
+
     def to_json(self, path: str | Path, *, force: bool = False) -> None:
         """Write ``result.json``.
 
@@ -123,9 +129,21 @@ class Audit:
 
         write(Path(path), to_html(self.result).encode(), force=force)
 
+    def to_markdown(self) -> str:
+        """Return the text of a ticket: headline, factors, waterfall, findings with actions, caveats."""
+        from traceaudit.report.markdown import to_markdown
+
+        return to_markdown(self.result)
+
     def __repr__(self) -> str:
         """Return the headline."""
         return f"<Audit: {self.headline}>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the headline and the waterfall."""
+        from traceaudit.report.notebook import fragment
+
+        return fragment(self.result)
 
 
 def write(path: Path, content: bytes, *, force: bool) -> None:

@@ -109,7 +109,10 @@ def clean(text: object, limit: int = 200) -> str:
     >>> clean("a" + chr(27) + "[31mb"), clean("abcdef", limit=4)
     ('a�[31mb', 'abc…')
     """
-    printable = "".join(character if character.isprintable() else "\ufffd" for character in str(text))
+    whole = str(text)
+    printable = whole
+    if not whole.isprintable():
+        printable = "".join(character if character.isprintable() else "\ufffd" for character in whole)
     return printable if len(printable) <= limit else printable[: limit - 1] + "…"
 
 

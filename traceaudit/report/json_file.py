@@ -26,7 +26,10 @@ _LEAST_NEEDED = (  # what a block leaves out until it is small enough, and what 
     ("ranks.steps", "single steps"),
     ("lateness", "waits by step"),
     ("throughput.ranks", "the feeding of single ranks"),
+    ("stragglers.evidence", "the evidence of stragglers"),
+    ("collectives", "collectives"),
     ("ranks.about", "names of the ranks' files"),
+    ("stragglers", "stragglers"),
     ("timeline", "the timeline"),
     ("kernels", "kernels"),
     ("ranks", "ranks"),
@@ -47,11 +50,7 @@ def to_json(result: Mapping[str, Any]) -> bytes:
 
     File names that are not valid Unicode keep their readable part: orjson refuses lone surrogates.
     """
-    options = _OPTIONS | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-    try:
-        return orjson.dumps(result, option=options)
-    except TypeError:
-        return orjson.dumps(_valid(result), option=options)
+    return _dumped(result, _OPTIONS | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
 def to_block(result: Mapping[str, Any]) -> Block:
@@ -62,7 +61,7 @@ def to_block(result: Mapping[str, Any]) -> Block:
     """
     limit = LARGEST["few" if len(result.get("ranks", [])) <= FEW_RANKS else "many"]
     left_out: tuple[str, ...] = ()
-    text = orjson.dumps(_valid(result), option=_OPTIONS)
+    text = _dumped(result, _OPTIONS)
     if len(text) <= LARGEST_PLAIN:
         plain = text.decode().replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
         return Block(plain, PLAIN)
@@ -72,7 +71,7 @@ def to_block(result: Mapping[str, Any]) -> Block:
             break
         left_out = (*left_out, name)
         result = {**_without(result, place), "left_out": list(left_out)}
-        data = _packed(orjson.dumps(_valid(result), option=_OPTIONS))
+        data = _packed(_dumped(result, _OPTIONS))
     return Block(data, PACKED, left_out)
 
 
@@ -119,8 +118,15 @@ def read_result(path: Path) -> dict[str, Any]:
     return dict(result)
 
 
+def _dumped(result: Mapping[str, Any], options: int) -> bytes:
+    try:
+        return orjson.dumps(result, option=options)
+    except TypeError:
+        return orjson.dumps(_valid(result), option=options)
+
+
 def _packed(text: bytes) -> str:
-    return base64.b64encode(gzip.compress(text, 9, mtime=0)).decode()
+    return base64.b64encode(gzip.compress(text, 6, mtime=0)).decode()
 
 
 def _unpacked(data: bytes) -> bytes:
