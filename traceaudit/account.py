@@ -79,7 +79,7 @@ class RankAccount:
             group_size, bytes, seq, source_rank, destination_rank, root, recompute``; ``group`` is a tuple of ranks or
             None.
         kernels: ``name, state, family, dtype, count, ns, flops, bytes, known_ns`` summed over the windows; `flops` as
-            the hardware ran them.
+            the hardware ran them; and of the longest run ``start_ns, end_ns, stream``.
         signatures: ``step, signature, name, family, count, ns`` of compute that was not recomputed; a signature is a
             hash of kernel, grid and shapes, equal on all ranks.
         progress: time by class (compute as NOT_SPLIT, recompute as KERNELS) from the beginning of the first window to
@@ -365,8 +365,11 @@ def _kernels(events: pd.DataFrame, table: pd.DataFrame, windows: Intervals, work
             "known_ns": np.where(work.work[activity] >= 0, ns, 0),
         }
     )
-    columns = ["count", "ns", "flops", "bytes", "known_ns"]
-    frame = frame.groupby(["name", "state", "family", "dtype"], as_index=False)[columns].sum()
+    keys, columns = ["name", "state", "family", "dtype"], ["count", "ns", "flops", "bytes", "known_ns"]
+    longest = frame[keys].iloc[np.argsort(-ns, kind="stable")].drop_duplicates(keys)
+    at = activity[longest.index.to_numpy()]
+    places = {name: table[name].to_numpy()[at].astype(np.int64) for name in ("start_ns", "end_ns", "stream")}
+    frame = frame.groupby(keys, as_index=False)[columns].sum().merge(longest.assign(**places), on=keys)
     return frame.assign(name=events["name"].cat.categories.to_numpy(dtype=object)[frame["name"].to_numpy()])
 
 

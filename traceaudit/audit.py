@@ -79,6 +79,11 @@ class Audit:
         return pd.DataFrame(self.result["stragglers"])
 
     @property
+    def findings(self) -> pd.DataFrame:
+        """What to do first, the largest first: ``id, title, bucket, leaf, ns, share, mfu_points, confidence, ...``."""
+        return pd.DataFrame(self.result["findings"])
+
+    @property
     def headline(self) -> str:
         """The result in one sentence."""
         from traceaudit.report.headline import headline

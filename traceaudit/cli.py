@@ -139,6 +139,12 @@ def _model_options(command: Command) -> Command:
     metavar="FIGURES",
     help='Add the failure budget: options of `traceaudit budget` in quotes, e.g. "--mtbf 3h --restart 5min".',
 )
+@click.option(
+    "--training-log",
+    metavar="LOG",
+    type=click.Path(exists=True),
+    help="Log of the run, as `traceaudit norms` reads it, for checks that traces cannot answer.",
+)
 @click.option("--steps", type=Numbers(), help="Steps to analyse, e.g. 3-7 or 5,6.")
 @click.option("--step-marker", type=Pattern(), help="Regular expression of the annotations that begin a step.")
 @click.option("--whole-trace", is_flag=True, help="Take each whole trace as one window.")
@@ -157,6 +163,7 @@ def analyze(
     outputs: Outputs,
     config: str | None,
     budget: dict[str, Any] | None,
+    training_log: str | None,
     steps: frozenset[int] | None,
     step_marker: str | None,
     whole_trace: bool,
@@ -194,6 +201,7 @@ def analyze(
                 cache=False if no_cache else cache,
                 progress=progress,
                 budget=budget,
+                training_log=training_log,
                 **model,
             )
         outputs.write(audit.result, quiet=quiet)

@@ -341,17 +341,14 @@ def inventory(
 
 def _plan(config: Path | None, sizes: Mapping[str, Any]) -> "Plan":
     """Return the plan that a file and the options declare; an option beats the file."""
-    from traceaudit.inventory import RECOMPUTE, Plan
+    from traceaudit.inventory import plan_of
     from traceaudit.mfu.model import declared
 
     run = declared([config] if config else [], sizes)
-    values = {**run.values, **run.degrees()}
-    chosen = {name: values[name] for name in Plan.__dataclass_fields__ if values.get(name) is not None}
-    if chosen.get("recompute") not in (None, *RECOMPUTE):
-        chosen["recompute"] = "selective"  # frameworks name their modes; each keeps less than everything
-    if "params" not in chosen:
+    plan = plan_of({**run.values, **run.degrees()})
+    if plan is None:
         raise click.UsageError("pass --params, or a --config that tells the parameters")
-    return Plan(**chosen)
+    return plan
 
 
 def _measured(result_path: Path | None, trace: str | None) -> tuple[dict[str, Any] | None, float | None]:

@@ -179,7 +179,7 @@ def inventory(plan: Plan, gpu_bytes: float | None = None, seen: Mapping[str, Any
         "changes": [] if usable is None else changes(plan, usable),
         "seen": dict(seen) if seen else None,
         "findings": findings,
-        "checklist": _checklist(total, usable, findings, seen or {}),
+        "checklist": _checklist(total, usable, seen or {}),
     }
 
 
@@ -259,34 +259,50 @@ def _findings(plan: Plan, gpu_bytes: float | None, seen: Mapping[str, Any]) -> l
                     "action": f"set recompute to {lighter}",
                 }
             )
-    if allocated and reserved and (reserved - allocated) / reserved > FRAGMENTED:
-        found.append(
-            {
-                "id": "memory.fragmentation",
-                "title": "reserved far above allocated: fragmentation",
-                "evidence": f"{reserved / 1e9:.1f} GB reserved, {allocated / 1e9:.1f} GB allocated at the peak",
-                "action": "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before adding GPUs",
-            }
-        )
-    return found
+    return [*found, *fragmentation(allocated, reserved)]
 
 
-def _checklist(
-    total: float, usable: float | None, findings: Sequence[Mapping[str, Any]], seen: Mapping[str, Any]
-) -> list[dict[str, Any]]:
+def fragmentation(allocated: int | None, reserved: int | None) -> list[dict[str, Any]]:
+    """Return a finding if much of the reserved memory is not allocated at the peak."""
+    if not allocated or not reserved or (reserved - allocated) / reserved <= FRAGMENTED:
+        return []
+    return [
+        {
+            "id": "memory.fragmentation",
+            "title": "reserved far above allocated: fragmentation",
+            "evidence": f"{reserved / 1e9:.1f} GB reserved, {allocated / 1e9:.1f} GB allocated at the peak",
+            "action": "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before adding GPUs",
+        }
+    ]
+
+
+def _checklist(total: float, usable: float | None, seen: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return items 1 and 9."""
     fits = "unknown" if usable is None else "ok" if total <= usable else "problem"
     room = "" if usable is None else f" of {usable / 1e9:.1f} GB usable"
-    known = seen.get("reserved_peak_bytes") and seen.get("allocated_peak_bytes")
-    fragmented = [row["evidence"] for row in findings if row["id"] == "memory.fragmentation"]
-    status = "problem" if fragmented else "ok" if known else "unknown"
-    evidence = (
-        fragmented[0] if fragmented else "allocated close to reserved" if known else "no memory events (profile_memory)"
-    )
-    return [
-        {"item": 1, "title": "Fit before fast", "status": fits, "evidence": f"{total / 1e9:.1f} GB by formula{room}"},
-        {"item": 9, "title": "Allocator before GPUs", "status": status, "evidence": evidence},
-    ]
+    evidence = f"{total / 1e9:.1f} GB by formula{room}"
+    return [{"item": 1, "title": "Fit before fast", "status": fits, "evidence": evidence}, allocator_item(seen)]
+
+
+def allocator_item(seen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return item 9 from measured peaks: ``allocated_peak_bytes`` and ``reserved_peak_bytes``, each or None."""
+    allocated, reserved = seen.get("allocated_peak_bytes"), seen.get("reserved_peak_bytes")
+    fragmented = fragmentation(allocated, reserved)
+    if fragmented:
+        status, evidence = "problem", fragmented[0]["evidence"]
+    elif allocated and reserved:
+        status, evidence = "ok", "allocated close to reserved"
+    else:
+        status, evidence = "unknown", "no memory events (profile_memory)"
+    return {"item": 9, "title": "Allocator before GPUs", "status": status, "evidence": evidence}
+
+
+def plan_of(values: Mapping[str, Any]) -> Plan | None:
+    """Return the plan that the values of a ``run.json`` and its degrees declare; None without parameters."""
+    chosen = {name: values[name] for name in Plan.__dataclass_fields__ if values.get(name) is not None}
+    if chosen.get("recompute") not in (None, *RECOMPUTE):
+        chosen["recompute"] = "selective"  # frameworks name their modes; each keeps less than everything
+    return Plan(**chosen) if "params" in chosen else None
 
 
 def seen_in(result: Mapping[str, Any]) -> dict[str, Any]:

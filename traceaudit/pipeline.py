@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,13 @@ from traceaudit.attribute import Job, attribute, windows
 from traceaudit.audit import Audit
 from traceaudit.budget import from_figures
 from traceaudit.errors import InputError, MissingFigureError
+from traceaudit.findings import conclusions, witness
 from traceaudit.idle.summary import facts, gap_table, profiler_overhead
+from traceaudit.inventory import inventory, plan_of, seen_in
 from traceaudit.mfu.model import Run, declared, numerator, peak
 from traceaudit.mfu.roofline import split_compute
+from traceaudit.norms.read import read
+from traceaudit.norms.watch import watch
 from traceaudit.ranks.align import align, hosts
 from traceaudit.ranks.arrivals import arrivals
 from traceaudit.ranks.collectives import gather, layout, sharing
@@ -41,6 +46,7 @@ def analyze(
     cache: str | Path | bool | None = None,
     progress: Progress | None = None,
     budget: Mapping[str, Any] | None = None,
+    training_log: str | Path | None = None,
     **model: Any,  # noqa: ANN401  the names and values of run.json
 ) -> Audit:
     """Attribute the lost time of a training run from the traces of its ranks.
@@ -59,6 +65,7 @@ def analyze(
         progress: called with (bytes done, bytes in all, name of a file) as files are done.
         budget: figures for the failure budget (`traceaudit.budget.from_figures`), such as ``mtbf`` and ``restart`` in
             seconds; MFU, GPUs and the checkpoint pause come from the traces.
+        training_log: log of the run (`traceaudit.norms.read`), for what the traces cannot tell: spikes, norms.
         model: what is known about the run, by the names of ``run.json`` (``params``, ``tokens_per_step``, ``dtype``,
             ``gpu``, ``layers``, ``hidden``, ``seq_len``, ``pp``, ...), and ``peak_tflops`` (dense) and
             ``attention_flops``; beats what files say.
@@ -68,6 +75,7 @@ def analyze(
     """
     paths = [traces] if isinstance(traces, str | Path) else list(traces)
     chosen = selection or Selection()
+    norms = watch(read(training_log)) if training_log is not None else None
     files = find(paths)
     with configurations([] if config is not None else paths) as found:
         run = declared([Path(config)] if config is not None else found, model)
@@ -80,10 +88,16 @@ def analyze(
         accounts = [own for own in accounts if own.rank in ranks]
         if not accounts:
             raise InputError("none of the selected ranks is among the traces.")
-    audit = _attributed(_source(paths), accounts, run, chosen, skipped, warnings, reading)
-    if budget is not None:
-        _add_budget(audit.result, budget)
-    return audit
+    beside = Beside(budget, norms)
+    return _attributed(_source(paths), accounts, run, chosen, skipped, warnings, reading, beside)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What is known of the run beside its traces: figures for the failure budget, and what its log says."""
+
+    budget: Mapping[str, Any] | None = None
+    norms: Mapping[str, Any] | None = None
 
 
 def _add_budget(result: dict[str, Any], figures: Mapping[str, Any]) -> None:
@@ -103,6 +117,7 @@ def _attributed(
     skipped: list[dict[str, str]],
     warnings: list[str],
     reading: Reading | None = None,
+    beside: Beside | None = None,
 ) -> Audit:
     """Attribute the time of one job from the accounts of its ranks."""
     present = [own for own in accounts if own.steps is not None]
@@ -143,7 +158,35 @@ def _attributed(
     step_ns = found["job"]["step_ns_median"]
     found["host_facts"] = facts(present, run.number("tokens_per_step"))
     found["quality"]["profiler_overhead"] = profiler_overhead(present, step_ns, *_declared_step(run))
-    return Audit(found, attribution, gap_table(present), reading)
+    gaps = gap_table(present)
+    _add_beside(found, beside or Beside(), run, present)
+    found.update(conclusions(found, witness(job, attribution, gaps)))
+    return Audit(found, attribution, gaps, reading)
+
+
+def _add_beside(found: dict[str, Any], beside: Beside, run: Run, accounts: Sequence[RankAccount]) -> None:
+    """Add failure budget, training log, memory of the GPUs and byte inventory, as far as they are known."""
+    if beside.budget is not None:
+        _add_budget(found, beside.budget)
+    if beside.norms is not None:
+        found["norms"] = dict(beside.norms)
+    sizes = [own.origin.device.memory_bytes for own in accounts if own.origin.device is not None]
+    gpu_bytes = min((size for size in sizes if size > 0), default=None)
+    found["memory"] = {"gpu_bytes": gpu_bytes}
+    found["inventory"] = _inventory(found, run, accounts, gpu_bytes)
+
+
+def _inventory(
+    found: Mapping[str, Any], run: Run, accounts: Sequence[RankAccount], gpu_bytes: int | None
+) -> dict[str, Any] | None:
+    """Return the byte inventory of the declared model with the recompute that was seen; None where sizes lack."""
+    seen = {"recompute": found["recompute"]["setting"] or "none", "zero": 3 if all(o.sharded for o in accounts) else 0}
+    declaration = dict(run.values) | run.degrees() | seen
+    try:
+        plan = plan_of(declaration)
+        return None if plan is None else inventory(plan, gpu_bytes, seen_in(found))
+    except (InputError, TypeError, ValueError):  # a size is missing or no number; MFU has its own complaint
+        return None
 
 
 def _declared_step(run: Run) -> tuple[float | None, str]:

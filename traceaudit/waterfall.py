@@ -272,6 +272,7 @@ def _model(
         "by_step": steps,
         "mfu_median": float(np.median(shares)) if shares else None,
         "recompute_declared": numerator.recompute if numerator else None,
+        "contradictions": list(split.contradictions),
         "operators": {
             "counted": sum(own.matrix_products[0] for own in accounts),
             "unknown": sum(own.matrix_products[1] for own in accounts),

@@ -12,7 +12,8 @@ from traceaudit.idle.calls import ALLOCATES, FREES, SYNCHRONISATION, Host, by_na
 from traceaudit.idle.launches import optimizer_loops
 from traceaudit.intervals import Array, Intervals, covers, cross, union
 from traceaudit.leaves import Leaf
-from traceaudit.steps import PROFILER_STEP, Steps
+from traceaudit.recompute import BACKWARD
+from traceaudit.steps import OPTIMIZER_STEP, PROFILER_STEP, Steps
 
 SINGLE_PROCESS = re.compile(r"SingleProcessDataLoaderIter")
 STREAM_WAIT = re.compile(r"^(?:cuda|hip)StreamWaitEvent|^cuStreamWaitEvent")
@@ -39,6 +40,7 @@ def host_facts(trace: Trace, activities: pd.DataFrame, parts: pd.DataFrame, step
         "optimizer": optimizer_loops(trace, activities, steps),
         "profiler": _profiler(trace, parts, steps, host),
         "unattributed": _reasons(trace, activities, parts, steps),
+        "phase": _phase(trace),
     }
 
 
@@ -169,6 +171,18 @@ def _profiler(trace: Trace, parts: pd.DataFrame, steps: Steps, host: Host) -> Fa
         "overhead_rows": int(own.sum()),
         "overhead_in_gaps_ns": int((inside.end - inside.start).sum()),
         "final_sync_ns": int(ends[final] - starts[final]) if final >= 0 else 0,
+    }
+
+
+def _phase(trace: Trace) -> Facts:
+    """Return how many operators, backward nodes and optimizer steps there are: what tells training from a forward."""
+    events = trace.events
+    kinds = events["kind"].to_numpy()
+    operators = np.isin(kinds, (Kind.OPERATOR, Kind.ANNOTATION))
+    return {
+        "operators": int((kinds == Kind.OPERATOR).sum()),
+        "backward": int((operators & by_name(events, BACKWARD)).sum()),
+        "optimizer": int((operators & by_name(events, OPTIMIZER_STEP)).sum()),
     }
 
 

@@ -42,13 +42,20 @@ def kernel_rows(accounts: Sequence[RankAccount], peak: Peak | None, window_ns: i
 
     ``flops`` are those the hardware ran, ``bytes`` the least that the shapes need to move; ``roofline_share`` is the
     time that the roof which binds would take over the time it took, ``headroom`` what is above that time as a share of
-    the analysed time: MFU points, were it all turned into model FLOPs.
+    the analysed time: MFU points, were it all turned into model FLOPs. ``longest`` is the longest run, by the clock of
+    its rank's file.
     """
-    table = _with_roofs(_joined([own.kernels for own in accounts if own.steps is not None]), peak)
-    columns = ["count", "ns", "flops", "bytes", "known_ns", "compute_ns", "memory_ns"]
-    table = table.groupby(["name", "state", "family"], as_index=False)[columns].sum()
+    table = _with_roofs(_joined([own.kernels.assign(rank=own.rank) for own in accounts if own.steps is not None]), peak)
+    keys, columns = (
+        ["name", "state", "family"],
+        ["count", "ns", "flops", "bytes", "known_ns", "compute_ns", "memory_ns"],
+    )
+    place = ["rank", "start_ns", "end_ns", "stream"]
+    longest = table.assign(run_ns=table["end_ns"] - table["start_ns"])
+    longest = longest.sort_values(["run_ns", "rank"], ascending=[False, True], kind="stable").drop_duplicates(keys)
+    table = table.groupby(keys, as_index=False)[columns].sum().merge(longest[[*keys, *place]], on=keys)
     table = table.sort_values(["ns", "name"], ascending=[False, True], kind="stable")
-    fields = ("name", "state", "family", *columns)
+    fields = (*keys, *columns, *place)
     rows = zip(*(table[column] for column in fields), strict=True)
     return [_row(dict(zip(fields, values, strict=True)), window_ns) for values in rows]
 
@@ -74,6 +81,7 @@ def _row(row: Mapping[str, Any], window_ns: int) -> dict[str, Any]:
         "bound": _bound(compute_ns, memory_ns),
         "headroom": float(max(known_ns - roof, 0.0) / window_ns) if roof > 0 and window_ns else None,
         "matrix_units": uses_matrix_units(str(name)) if family == Leaf.MATMUL else None,
+        "longest": {key: int(row[key]) for key in ("rank", "start_ns", "end_ns", "stream")},
     }
 
 

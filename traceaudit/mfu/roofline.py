@@ -35,6 +35,7 @@ class Split:
             the model's (the scores of attention, again in its backward); None where not known.
         recomputed_by_step: the same by step.
         warnings: what the reader should know.
+        contradictions: those of them that say how declarations and traces contradict each other.
     """
 
     leaves: pd.DataFrame
@@ -48,6 +49,7 @@ class Split:
     roofline_coverage: float | None = None
     mixed: bool = False
     recomputed_by_step: dict[int, int] = field(default_factory=dict)
+    contradictions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ def split_compute(
             counted,
         )
     warnings: list[str] = []
+    contradictions: list[str] = []
     if model is None and (work.coverage or 0.0) < MIN_COVERAGE:
         return _whole(
             work,
@@ -116,9 +119,9 @@ def split_compute(
         traced = len(np.unique(work.keys["rank"])) if len(work.keys) else 1
         attention = work.flops[:, 1].sum() / max(work.flops.sum(), 1.0)
         covered = (work.coverage or 0.0) >= COMPARED_COVERAGE
-        notes += counted_beyond_declared(model, counted, attention, world_size / traced, covered=covered)
-        notes += recompute_differs(model, int(work.recompute.sum()), int(work.own.sum()))
-        warnings += notes
+        contradictions += counted_beyond_declared(model, counted, attention, world_size / traced, covered=covered)
+        contradictions += recompute_differs(model, int(work.recompute.sum()), int(work.own.sum()))
+        warnings += [*notes, *contradictions]
         source = "declared"
     warnings += peak.notes
     leaves = _leaves(work, _by_family(work, achieved))
@@ -137,6 +140,7 @@ def split_compute(
         work.roofline_coverage,
         len(peak.shares) > 1 or (source == "counted" and len(work.rates) > 1),
         by_step if known else {},
+        tuple(contradictions),
     )
 
 

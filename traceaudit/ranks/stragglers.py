@@ -12,6 +12,7 @@ from traceaudit.leaves import Bucket, Leaf, in_bucket
 from traceaudit.ranks.collectives import group_label
 from traceaudit.ranks.links import SlowLink, slow_links
 from traceaudit.ranks.peers import Peers
+from traceaudit.ranks.where import worst_place
 
 SHOWN_LINKS = 3
 EXPLAINED = 0.2  # share of the waits for a rank's compute that its slower kernels or its further work must amount to
@@ -28,6 +29,7 @@ class Culprit:
         caused_ns: waits of other ranks.
         own_ns: the rank's own excess or pause over its peers; 0 where there is none to name.
         evidence: kernels with their ratios, the host's leaf, or the link.
+        where: its worst instance (`traceaudit.ranks.where`); None where it cannot be placed.
     """
 
     rank: int
@@ -35,6 +37,7 @@ class Culprit:
     caused_ns: int
     own_ns: int
     evidence: dict[str, Any]
+    where: dict[str, Any] | None = None
 
 
 def culprits(job: Job, attribution: Attribution) -> list[Culprit]:
@@ -137,7 +140,8 @@ def _culprit(
         evidence = {
             "links": [{"group": str(list(link.members)), "kind": link.kind, "ratio": link.ratio} for link in slow]
         }
-    return Culprit(rank, cause, sum(by_leaf.values()), own, evidence)
+    place = worst_place(rank, cause, evidence, job, attribution)
+    return Culprit(rank, cause, sum(by_leaf.values()), own, evidence, place)
 
 
 def _longest_pause(rank: int, attribution: Attribution) -> Leaf:
@@ -201,6 +205,7 @@ def as_rows(found: Sequence[Culprit], window_ns: int, mfu: float | None) -> list
             "share": culprit.caused_ns / window_ns,
             "mfu_points": None if mfu is None else 100 * (mfu / (1 - culprit.caused_ns / window_ns) - mfu),
             "evidence": culprit.evidence,
+            "where": culprit.where,
         }
         for culprit in found
     ]
