@@ -77,10 +77,12 @@ def test_pause_has_evidence(simulated: Directory) -> None:
 
 
 def test_slow_link_is_listed(simulated: Directory) -> None:
-    """The pair whose transfers take twice as long as the other pairs' is a slow link."""
-    links = analyze(simulated("slow_link")).result["slow_links"]
+    """The pair whose transfers take longer than the other pairs' is a slow link, by as much as was planted."""
+    directory = simulated("slow_link")
+    links = analyze(directory).result["slow_links"]
+    (planted,) = json.loads((directory / "truth.json").read_text())["planted"]
     assert {link["group"] for link in links} == {"mesh_tp [2, 3]"}
-    assert all(link["ratio"] == pytest.approx(2.0, rel=0.05) for link in links)
+    assert all(link["ratio"] == pytest.approx(planted["slowness_permille"] / 1_000, rel=0.05) for link in links)
 
 
 def test_slow_rank_behind_a_pipeline_is_found(simulated: Directory) -> None:

@@ -181,7 +181,7 @@ def _inventory(
 ) -> dict[str, Any] | None:
     """Return the byte inventory of the declared model with the recompute that was seen; None where sizes lack."""
     seen = {"recompute": found["recompute"]["setting"] or "none", "zero": 3 if all(o.sharded for o in accounts) else 0}
-    declaration = dict(run.values) | run.degrees() | seen
+    declaration = {**run.values, **run.degrees(), **seen}  # noqa: PD011  no pandas
     try:
         plan = plan_of(declaration)
         return None if plan is None else inventory(plan, gpu_bytes, seen_in(found))

@@ -53,7 +53,10 @@ def simulate(
     }
     facts = {
         directory / "run.json": dict(job.run),
-        directory / "truth.json": truth(known.name, known.description, job, recordings),
+        directory / "truth.json": {
+            **truth(known.name, known.description, job, recordings),
+            "findings": list(known.findings),
+        },
     }
     refuse_overwriting([*traces, *facts], force=force)
     directory.mkdir(parents=True, exist_ok=True)

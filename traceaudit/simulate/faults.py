@@ -35,6 +35,8 @@ from traceaudit.simulate.workload import (
 RANKS = 8
 SLOWNESS_PERMILLE = 1_120
 TP_STREAM = 16
+LARGE = 4 * TOKENS  # a micro-batch beside which reducing the gradients costs less than the fault
+LINK_SLOWNESS_PERMILLE = 2_500
 
 
 def slow_rank_facts(rank: int) -> dict[str, Any]:
@@ -62,12 +64,12 @@ def on_two_hosts(job: Job, clock: Clock) -> Job:
 
 def slow_gpu() -> Job:
     """Return a run in which the kernels of rank 3 take 12 % longer."""
-    return with_slow_rank(3, Replica())
+    return with_slow_rank(3, Replica(tokens=lambda _: LARGE))
 
 
 def clock_offset() -> Job:
     """Return a run in which a slow rank stands on a host whose clock is 2 ms behind."""
-    return on_two_hosts(with_slow_rank(5, Replica(scalars=True)), Clock(-2_000_000))
+    return on_two_hosts(with_slow_rank(5, Replica(tokens=lambda _: LARGE, scalars=True)), Clock(-2_000_000))
 
 
 def clock_drift() -> Job:
@@ -78,12 +80,12 @@ def clock_drift() -> Job:
 
 def host_alone() -> Job:
     """Return a run whose two hosts never communicate, so that nothing tells how far their clocks are apart."""
-    return on_two_hosts(with_slow_rank(5, Replica(groups=2, scalars=True)), Clock(5_000_000))
+    return on_two_hosts(with_slow_rank(5, Replica(tokens=lambda _: LARGE, groups=2, scalars=True)), Clock(5_000_000))
 
 
 def missing_rank() -> Job:
     """Return the run with a slow rank 3 without the trace of rank 7."""
-    job = with_slow_rank(3, Replica(), {"kind": "missing_rank", "rank": 7})
+    job = with_slow_rank(3, Replica(tokens=lambda _: LARGE), {"kind": "missing_rank", "rank": 7})
     return replace(job, lost_ranks=frozenset({7}))
 
 
@@ -110,14 +112,14 @@ def slow_link() -> Job:
     tensor = [Group(str(1 + i), "mesh_tp", "tp", pair, TP_STREAM) for i, pair in enumerate(pairs)]
     data = [Group(str(5 + i), "mesh_dp", "dp", row, DP_STREAM) for i, row in enumerate(zip(*pairs, strict=True))]
     halves: list[Block] = [
-        (norm(TOKENS, HIDDEN), linear(TOKENS, HIDDEN, inner), gelu(TOKENS, inner), linear(TOKENS, inner, HIDDEN))
+        (norm(LARGE, HIDDEN), linear(LARGE, HIDDEN, inner), gelu(LARGE, inner), linear(LARGE, inner, HIDDEN))
         for inner in (width, 4 * width)  # in the place of attention, and the feed-forward part
     ]
     params = 2 * layers * sum(2 * HIDDEN * inner for inner in (width, 4 * width))
-    activations, once_ns = TOKENS * HIDDEN, transfer_ns(TOKENS * HIDDEN)
+    activations, once_ns = LARGE * HIDDEN, transfer_ns(LARGE * HIDDEN)
 
     def write(program: Program, rank: int, _step: int) -> None:
-        both, ns = tensor[rank // 2], once_ns * 2 if rank in slow else once_ns
+        both, ns = tensor[rank // 2], once_ns * LINK_SLOWNESS_PERMILLE // 1_000 if rank in slow else once_ns
         program.add(zero_grad())
         saved: Saved = []
         for half in halves * layers:
@@ -130,12 +132,14 @@ def slow_link() -> Job:
         program.add(Collective(data[rank % 2], "all_reduce", gradients, transfer_ns(gradients)), Wait())
         program.add(optimizer(OPTIMIZER_NS))
 
-    facts = run_facts(params, TOKENS * RANKS // 2, RANKS, layers=layers, parallel=parallel(tp=2, dp=RANKS // 2))
+    facts = run_facts(params, LARGE * RANKS // 2, RANKS, layers=layers, parallel=parallel(tp=2, dp=RANKS // 2))
     return Job(
         rank_programs(written(RANKS, write), {}),
         (default_group(RANKS, alone=False), *tensor, *data),
         facts,
-        planted=({"kind": "slow_link", "ranks": list(slow), "dimension": "tp", "slowness_permille": 2_000},),
+        planted=(
+            {"kind": "slow_link", "ranks": list(slow), "dimension": "tp", "slowness_permille": LINK_SLOWNESS_PERMILLE},
+        ),
         fault=Fault("slow_link", slow, "exposed_comm/tp", together=True),
     )
 
@@ -148,7 +152,7 @@ WIDTHS = (4, 1, 4, 2, 4, 1)  # of the feed-forward blocks, in units of the hidde
 def feed_forward(times: int) -> Block:
     """Return a feed-forward block."""
     inner = times * HIDDEN
-    return (norm(TOKENS, HIDDEN), linear(TOKENS, HIDDEN, inner), gelu(TOKENS, inner), linear(TOKENS, inner, HIDDEN))
+    return (norm(LARGE, HIDDEN), linear(LARGE, HIDDEN, inner), gelu(LARGE, inner), linear(LARGE, inner, HIDDEN))
 
 
 def dropped_first(*, sequence_numbers: bool = True) -> Job:
@@ -179,7 +183,7 @@ def dropped_first(*, sequence_numbers: bool = True) -> Job:
     return Job(
         rank_programs(written(RANKS, write, before=before), {late: SLOWNESS_PERMILLE}),
         (group,),
-        run_facts(params, TOKENS * RANKS, RANKS, layers=len(WIDTHS)),
+        run_facts(params, LARGE * RANKS, RANKS, layers=len(WIDTHS)),
         planted=(slow_rank_facts(late), {"kind": "lost_collective", "rank": lossy, "count": 1}),
         sequence_numbers=sequence_numbers,
         fault=Fault("slow_gpu", (late,), "straggler/slow_gpu"),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from traceaudit.simulate.compute import COMPUTE_STREAM, compute_start, duration_on
-from traceaudit.simulate.faults import RANKS, SLOWNESS_PERMILLE, slow_gpu
+from traceaudit.simulate.faults import LARGE, RANKS, SLOWNESS_PERMILLE, slow_gpu
 from traceaudit.simulate.job import Act, Fault, Instruction, Job, Kernel, Node, Op, Ops, Pause, Step
 from traceaudit.simulate.kernels import KERNELS, SM_COUNT, kernel_args
 from traceaudit.simulate.rank import (
@@ -352,7 +352,9 @@ def stalled_rank() -> Job:
         return (instruction, Pause("data_loader", excess_ns + (first_ns if instruction.number == STEPS[0] else 0)))
 
     planted: dict[str, Any] = {"kind": "loader_stall", "rank": LATE_RANK, "gap_ns": excess_ns}
-    job = with_instructions(data_parallel(RANKS, Replica(reduce="exposed"), planted), LATE_RANK, after_step)
+    job = with_instructions(
+        data_parallel(RANKS, Replica(tokens=lambda _: LARGE, reduce="exposed"), planted), LATE_RANK, after_step
+    )
     return replace(job, fault=Fault("host_pause", (LATE_RANK,), "host_gap/data_loader"))
 
 

@@ -69,11 +69,16 @@ from traceaudit.simulate.workload import (
 
 @dataclass(frozen=True)
 class Scenario:
-    """A run that can be simulated; a `large` one writes a thousand files, which takes a minute or two."""
+    """A run that can be simulated; a `large` one writes a thousand files, which takes a minute or two.
+
+    `findings` are the ids of what is planted, the most expensive first, and there is nothing else to find: how the run
+    is built (exposed reductions, few micro-batches) belongs to it like the fault.
+    """
 
     name: str
     description: str
     build: Callable[[], Job]
+    findings: tuple[str, ...] = ()
     large: bool = False
 
 
@@ -203,58 +208,215 @@ def run_28_mfu() -> Job:
     return Job(programs, (everyone, *shards, *columns), facts, planted, mixed_waits=True)
 
 
+UNHIDDEN, FEW_MICROBATCHES = "exposed-comm.dp-overlap", "pipeline-bubble.microbatches"
+
 SCENARIOS: Mapping[str, Scenario] = {
     scenario.name: scenario
     for scenario in (
         Scenario("compute_only", "one rank that computes and never waits", compute_only),
-        Scenario("exposed_allreduce", "four ranks that reduce their gradients after the backward", exposed_allreduce),
+        Scenario(
+            "exposed_allreduce",
+            "four ranks that reduce their gradients after the backward",
+            exposed_allreduce,
+            (UNHIDDEN,),
+        ),
         Scenario("hidden_allreduce", "four ranks that reduce their gradients under the backward", hidden_allreduce),
-        Scenario("late_rank", "four ranks, three of which wait for one with more tokens", late_rank),
-        Scenario("loader_stall", "one rank whose data loader is late", loader_stall),
-        Scenario("host_pauses", "one rank whose host allocates memory and reads the loss", host_pauses),
-        Scenario("launch_bound", "one rank whose kernels are shorter than their launches", launch_bound),
-        Scenario("recompute", "two ranks that recompute every block", recompute),
-        Scenario("pipeline_1f1b", "four pipeline stages, eight micro-batches, nothing but the bubble", pipeline_1f1b),
-        Scenario("pipeline_gpipe", "the same, all forwards before all backwards", pipeline_gpipe),
-        Scenario("pipeline_interleaved", "the same, each rank with two half stages", pipeline_interleaved),
-        Scenario("pipeline_zero_bubble", "the same, the backward split in two halves", pipeline_zero_bubble),
-        Scenario("pipeline_heavy_stage", "four pipeline stages, the last with more weights", pipeline_heavy_stage),
-        Scenario("pipeline_heavy_microbatch", "four pipeline stages, a micro-batch is long", pipeline_heavy_microbatch),
-        Scenario("pipeline_host_pause", "four pipeline stages, the host of one pauses", pipeline_host_pause),
-        Scenario("pipeline_transfer", "four pipeline stages, messages take a while", pipeline_transfer),
-        Scenario("pipeline_slow_rank", "two pipelines of four stages, one GPU is slow", pipeline_slow_rank),
-        Scenario("pipeline_coalesced", "four pipeline stages, messages without metadata", pipeline_coalesced),
-        Scenario("slow_gpu", "eight ranks, one with kernels that take 12 % longer", slow_gpu),
-        Scenario("gc_pause", "eight ranks, one of which collects garbage in the middle of a forward", gc_pause),
-        Scenario("slow_link", "tensor parallel pairs by four replicas; one pair's link is slow", slow_link),
-        Scenario("missing_rank", "eight ranks, one slow, and one whose trace is missing", missing_rank),
-        Scenario("clock_offset", "two hosts whose clocks are 2 ms apart, and a slow rank", clock_offset),
-        Scenario("clock_drift", "two hosts whose clocks drift apart, and a slow rank", clock_drift),
-        Scenario("host_alone", "two hosts that never communicate, and a slow rank", host_alone),
-        Scenario("dropped_first", "eight ranks, one of which recorded a collective less", dropped_first),
+        Scenario(
+            "late_rank",
+            "four ranks, three of which wait for one with more tokens",
+            late_rank,
+            ("straggler.data-imbalance", UNHIDDEN),
+        ),
+        Scenario("loader_stall", "one rank whose data loader is late", loader_stall, ("host-gap.data-loader",)),
+        Scenario(
+            "host_pauses",
+            "one rank whose host allocates memory and reads the loss",
+            host_pauses,
+            ("host-gap.allocator",),
+        ),
+        Scenario(
+            "launch_bound",
+            "one rank whose kernels are shorter than their launches",
+            launch_bound,
+            ("host-gap.launch-bound", "sub-roofline.matmul-below-reach", "sub-roofline.matmul-shapes"),
+        ),
+        Scenario("recompute", "two ranks that recompute every block", recompute, ("recompute.full", UNHIDDEN)),
+        Scenario(
+            "pipeline_1f1b",
+            "four pipeline stages, eight micro-batches, nothing but the bubble",
+            pipeline_1f1b,
+            (FEW_MICROBATCHES,),
+        ),
+        Scenario("pipeline_gpipe", "the same, all forwards before all backwards", pipeline_gpipe, (FEW_MICROBATCHES,)),
+        Scenario(
+            "pipeline_interleaved",
+            "the same, each rank with two half stages",
+            pipeline_interleaved,
+            (FEW_MICROBATCHES,),
+        ),
+        Scenario(
+            "pipeline_zero_bubble",
+            "the same, the backward split in two halves",
+            pipeline_zero_bubble,
+            (FEW_MICROBATCHES,),
+        ),
+        Scenario(
+            "pipeline_heavy_stage",
+            "four pipeline stages, the last with more weights",
+            pipeline_heavy_stage,
+            ("pipeline-bubble.heavy-stage", FEW_MICROBATCHES),
+        ),
+        Scenario(
+            "pipeline_heavy_microbatch",
+            "four pipeline stages, a micro-batch is long",
+            pipeline_heavy_microbatch,
+            ("straggler.data-imbalance", FEW_MICROBATCHES),
+        ),
+        Scenario(
+            "pipeline_host_pause",
+            "four pipeline stages, the host of one pauses",
+            pipeline_host_pause,
+            (FEW_MICROBATCHES, "straggler.data-loader"),
+        ),
+        Scenario(
+            "pipeline_transfer",
+            "four pipeline stages, messages take a while",
+            pipeline_transfer,
+            (FEW_MICROBATCHES, "exposed-comm.pp-transfer"),
+        ),
+        Scenario(
+            "pipeline_slow_rank",
+            "two pipelines of four stages, one GPU is slow",
+            pipeline_slow_rank,
+            ("straggler.slow-gpu", FEW_MICROBATCHES, UNHIDDEN),
+        ),
+        Scenario(
+            "pipeline_coalesced",
+            "four pipeline stages, messages without metadata",
+            pipeline_coalesced,
+            (FEW_MICROBATCHES,),
+        ),
+        Scenario(
+            "slow_gpu",
+            "eight ranks, one with kernels that take 12 % longer",
+            slow_gpu,
+            ("straggler.slow-gpu", UNHIDDEN),
+        ),
+        Scenario(
+            "gc_pause",
+            "eight ranks, one of which collects garbage in the middle of a forward",
+            gc_pause,
+            ("straggler.gc", UNHIDDEN),
+        ),
+        Scenario(
+            "slow_link",
+            "tensor parallel pairs by four replicas; one pair's link is slow",
+            slow_link,
+            ("straggler.slow-link", "exposed-comm.tp", UNHIDDEN),
+        ),
+        Scenario(
+            "missing_rank",
+            "eight ranks, one slow, and one whose trace is missing",
+            missing_rank,
+            ("straggler.slow-gpu", "exposed-comm.partners-not-traced"),
+        ),
+        Scenario(
+            "clock_offset",
+            "two hosts whose clocks are 2 ms apart, and a slow rank",
+            clock_offset,
+            ("straggler.slow-gpu", UNHIDDEN),
+        ),
+        Scenario(
+            "clock_drift",
+            "two hosts whose clocks drift apart, and a slow rank",
+            clock_drift,
+            ("straggler.slow-gpu", UNHIDDEN),
+        ),
+        Scenario(
+            "host_alone",
+            "two hosts that never communicate, and a slow rank",
+            host_alone,
+            ("straggler.slow-gpu", UNHIDDEN),
+        ),
+        Scenario(
+            "dropped_first",
+            "eight ranks, one of which recorded a collective less",
+            dropped_first,
+            ("straggler.slow-gpu", UNHIDDEN),
+        ),
         Scenario(
             "dropped_first_no_seq",
             "the same, by a profiler that does not number the collectives",
             lambda: dropped_first(sequence_numbers=False),
+            ("straggler.slow-gpu", UNHIDDEN),
         ),
-        Scenario("loader_pinned", "one rank whose loader's workers are late; the copies are quick", loader_pinned),
-        Scenario("loader_pageable", "one rank whose batches come through slow pageable copies", loader_pageable),
-        Scenario("checkpoint_burst", "one rank that saves its state and waits for every copy", checkpoint_burst),
+        Scenario(
+            "loader_pinned",
+            "one rank whose loader's workers are late; the copies are quick",
+            loader_pinned,
+            ("host-gap.data-loader", "host-gap.input-copy"),
+        ),
+        Scenario(
+            "loader_pageable",
+            "one rank whose batches come through slow pageable copies",
+            loader_pageable,
+            ("host-gap.input-copy",),
+        ),
+        Scenario(
+            "checkpoint_burst",
+            "one rank that saves its state and waits for every copy",
+            checkpoint_burst,
+            ("host-gap.checkpoint-pause",),
+        ),
         Scenario("checkpoint_async", "one rank that saves its state under its compute", checkpoint_async),
-        Scenario("sync_per_layer", "one rank that reads a scalar after every block", sync_per_layer),
-        Scenario("allocator_retry", "one rank whose allocator frees its cache to go on", allocator_retry),
-        Scenario("gc_alone", "one rank that collects garbage in every step", gc_alone),
-        Scenario("recompile", "one rank that compiles again in a step", recompile),
+        Scenario(
+            "sync_per_layer", "one rank that reads a scalar after every block", sync_per_layer, ("host-gap.host-sync",)
+        ),
+        Scenario(
+            "allocator_retry",
+            "one rank whose allocator frees its cache to go on",
+            allocator_retry,
+            ("host-gap.allocator",),
+        ),
+        Scenario("gc_alone", "one rank that collects garbage in every step", gc_alone, ("host-gap.gc",)),
+        Scenario("recompile", "one rank that compiles again in a step", recompile, ("host-gap.compile",)),
         Scenario("graph_replay", "one rank that replays a CUDA graph of many kernels", graph_replay),
-        Scenario("stream_wait", "one rank whose compute waits for a copy on another stream", stream_wait),
-        Scenario("launch_missing", "one rank of which some launch records are lost", launch_missing),
-        Scenario("stalled_rank", "the run slow_gpu, but the rank is late for its data loader", stalled_rank),
+        Scenario(
+            "stream_wait",
+            "one rank whose compute waits for a copy on another stream",
+            stream_wait,
+            ("host-gap.input-copy",),
+        ),
+        Scenario(
+            "launch_missing",
+            "one rank of which some launch records are lost",
+            launch_missing,
+            ("unattributed.launch-missing",),
+        ),
+        Scenario(
+            "stalled_rank",
+            "the run slow_gpu, but the rank is late for its data loader",
+            stalled_rank,
+            ("straggler.data-loader", UNHIDDEN),
+        ),
         Scenario(
             "thousand_ranks",
             "1,024 ranks on 128 hosts, one slow; writes 1,024 files",
             lambda: big_job(BigJob()),
+            ("straggler.slow-gpu", "exposed-comm.tp", UNHIDDEN),
             large=True,
         ),
-        Scenario("run_28_mfu", "eight ranks at 28 % MFU: two stages by four replicas, all losses at once", run_28_mfu),
+        Scenario(
+            "run_28_mfu",
+            "eight ranks at 28 % MFU: two stages by four replicas, all losses at once",
+            run_28_mfu,
+            (
+                "recompute.full",
+                FEW_MICROBATCHES,
+                "exposed-comm.fsdp-prefetch",
+                "straggler.slow-gpu",
+                "straggler.data-loader",
+            ),
+        ),
     )
 }
