@@ -66,7 +66,7 @@ def _mfu(seen: Seen, found: Sequence[Row]) -> Answer:
         return (
             "unknown",
             f"no MFU: {model.get('reason') or 'peak or model FLOPs are not known'}",
-            ("declare --params and --tokens-per-step, or record_shapes=True; --gpu or --peak-tflops"),
+            ("record_shapes=True, or declare --params and --tokens-per-step; --gpu or --peak-tflops"),
         )
     doubts = _ids(found, "input.peak", "input.numerator", "input.high-mfu", "input.above-peak")
     hfu_told = f"HFU with recompute {percent(hfu)}" if hfu is not None else "HFU not known"
@@ -124,12 +124,10 @@ def _from_log(item: int) -> Callable[[Seen, Sequence[Row]], Answer]:
     def check(seen: Seen, _: Sequence[Row]) -> Answer:
         wanted = "--training-log LOG (loss and gradient norm of every step); `traceaudit norms LOG --control LOG`"
         log = seen.result.get("norms")
+        if log is None and seen.training is False:
+            return "unknown", NO_TRAINING, None
         if log is None:
-            return (
-                "unknown",
-                NO_TRAINING if seen.training is False else "traces do not tell; no training log given",
-                wanted,
-            )
+            return "unknown", "traces do not tell; no training log given", wanted
         row = next(row for row in log["checklist"] if row["item"] == item)
         return row["status"], row["evidence"], wanted
 
@@ -139,6 +137,8 @@ def _from_log(item: int) -> Callable[[Seen, Sequence[Row]], Answer]:
 def _failures(seen: Seen, _: Sequence[Row]) -> Answer:
     budget = seen.result.get("budget")
     wanted = '--budget "--mtbf 3h --restart 5min --interval 30min", and a step that saves a checkpoint'
+    if budget is None and seen.training is False:
+        return "unknown", NO_TRAINING, None
     if budget is None:
         paused = seen.leaf_ns(Leaf.CHECKPOINT)
         told = f"; the traced steps hold a checkpoint pause, {seen.share(paused)}" if paused else ""
@@ -160,7 +160,8 @@ def _small_batch(seen: Seen, found: Sequence[Row]) -> Answer:
     each = f"{tokens / max(seen.result['job']['world_size'], 1):,.0f} tokens a step and GPU; " if tokens else ""
     bound = seen.leaf_ns(Leaf.LAUNCH_BOUND)
     told = f"{each}launch-bound {seen.share(bound)}"
-    if _ids(found, "host-gap.launch-bound", "straggler.launch-bound"):
+    lost = [row["share"] for row in found if row["id"].endswith(".launch-bound")]
+    if sum(lost) >= PACE:
         return "problem", told, None
     phase = seen.result.get("host_facts", {}).get("phase", {})
     if not phase.get("operators") and not bound:

@@ -10,6 +10,7 @@ from traceaudit.leaves import Leaf
 from traceaudit.report.formats import bandwidth, clean, percent, plural, quantity
 
 SMALL_BYTES = 1 << 20  # a message below this is bound by latency, not by bandwidth
+SLOW_GBPS = 10.0  # of large messages; any interconnect of GPUs that train together carries more
 HIDDEN_LITTLE = 0.05  # of a dimension's communication under compute, below which nothing of it overlaps
 GATHERED = 0.25  # of a dimension's transfers in all-gathers, from which its parameters are sharded
 MANY = 8  # collectives a step and rank: buckets that could overlap
@@ -100,7 +101,7 @@ def exposed(seen: Seen, left: Mapping[Leaf, int]) -> Iterator[Finding]:
     """Yield small messages, then what else is exposed, by dimension."""
     for leaf, about in DIMENSIONS.items():
         traffic = _traffic(leaf, seen)
-        small = _small(leaf, traffic, left)
+        small = _small(leaf, traffic, left, seen)
         if small:
             yield _messages(leaf, about, traffic, small, seen)
         yield _exposed(leaf, about, traffic, left[leaf] - small, seen)
@@ -123,9 +124,9 @@ def _traffic(leaf: Leaf, seen: Seen) -> _Traffic:
     )
 
 
-def _small(leaf: Leaf, traffic: _Traffic, left: Mapping[Leaf, int]) -> int:
+def _small(leaf: Leaf, traffic: _Traffic, left: Mapping[Leaf, int], seen: Seen) -> int:
     """Return the exposed transfer of data-parallel collectives whose messages are small."""
-    if leaf not in DATA:
+    if leaf not in DATA or seen.training is False:
         return 0
     small = [row for row in traffic.rows if 0 < row["bytes"] < SMALL_BYTES * row["count"]]
     return min(sum(int(row["transfer_ns"]) for row in small), left[leaf])
@@ -150,7 +151,9 @@ def _messages(leaf: Leaf, about: Dimension, traffic: _Traffic, ns: int, seen: Se
 
 def _exposed(leaf: Leaf, about: Dimension, traffic: _Traffic, ns: int, seen: Seen) -> Finding:
     gathers = sum(row["transfer_ns"] for row in traffic.rows if row["kind"] == "all_gather")
-    if leaf == Leaf.DP and gathers > GATHERED * sum(row["transfer_ns"] for row in traffic.rows):
+    if leaf in DATA and seen.training is False:
+        about = DIMENSIONS[Leaf.OTHER_COMM]
+    elif leaf == Leaf.DP and gathers > GATHERED * sum(row["transfer_ns"] for row in traffic.rows):
         about = DIMENSIONS[Leaf.FSDP]
     identity, title, action = about.id, about.title, about.action
     words, confidence = _facts(leaf, traffic, seen), Confidence.MEASURED
@@ -158,7 +161,7 @@ def _exposed(leaf: Leaf, about: Dimension, traffic: _Traffic, ns: int, seen: See
     per_step = traffic.count / seen.step_count / max(kinds, 1)
     if leaf == Leaf.TRANSFER_OR_WAIT:
         confidence = Confidence.SUSPECTED
-    elif leaf in DATA and traffic.hidden is not None and traffic.hidden < HIDDEN_LITTLE:
+    elif leaf in DATA and seen.training is not False and traffic.hidden is not None and traffic.hidden < HIDDEN_LITTLE:
         words.append("None of it runs beneath compute.")
         if per_step >= MANY:
             identity = "exposed-comm.serialised"
@@ -173,6 +176,12 @@ def _exposed(leaf: Leaf, about: Dimension, traffic: _Traffic, ns: int, seen: See
         elif per_step < 2:
             words.append("There is one a step of each kind, so that there is no compute of other layers to hide it.")
             action = "Divide it by blocks or buckets first. " + action
+    if _first_use(leaf, traffic, ns, seen):
+        words.append(
+            "One instance takes most of it: the first use of a communicator sets up its connections. It may be the "
+            "warm-up: record later."
+        )
+        confidence = Confidence.SUSPECTED
     if seen.training is False:
         action = (
             "Put independent compute beneath it, fuse it with the kernel before or after, or use one-shot kernels for "
@@ -190,6 +199,14 @@ def _exposed(leaf: Leaf, about: Dimension, traffic: _Traffic, ns: int, seen: See
     )
 
 
+def _first_use(leaf: Leaf, traffic: _Traffic, ns: int, seen: Seen) -> bool:
+    """Tell whether the longest of many communications makes up most of their time, where no warm-up was left out."""
+    table, ranks = seen.witness.exposed, seen.result["job"]["ranks_traced"]
+    own = table[table["leaf"] == leaf]
+    many = traffic.count >= MANY * ranks and len(seen.result["job"]["steps"]) == 1
+    return many and len(own) > 0 and int(own["ns"].max()) * ranks >= ns / 2
+
+
 def _facts(leaf: Leaf, traffic: _Traffic, seen: Seen) -> list[str]:
     """Return sentences on what ran: the largest groups, message sizes, bus bandwidth, and how much was hidden."""
     words = []
@@ -198,6 +215,7 @@ def _facts(leaf: Leaf, traffic: _Traffic, seen: Seen) -> list[str]:
         size = f" of {quantity(row['bytes'] / row['count'], 'B')}" if row["bytes"] > 0 and row["count"] else ""
         rate = f", {bandwidth(row['busbw_gbps'])} bus bandwidth" if row.get("busbw_gbps") else ""
         words.append(f"{clean(row['group'], 60)}: {row['count']:,} {kind}{size}{rate}.")
+        words += _slow_fabric(row)
     if leaf == Leaf.TRANSFER_OR_WAIT:
         least = sum(int(row["transfer_estimate_ns"] or 0) for row in traffic.rows)
         words.append(
@@ -206,6 +224,15 @@ def _facts(leaf: Leaf, traffic: _Traffic, seen: Seen) -> list[str]:
     elif traffic.hidden is not None and traffic.hidden >= HIDDEN_LITTLE:
         words.append(f"{percent(traffic.hidden)} of this communication runs beneath compute.")
     return words
+
+
+def _slow_fabric(row: Mapping[str, Any]) -> list[str]:
+    """Return a sentence if large messages travel slowly, by the bus bandwidth or by the shortest of each size."""
+    least = row.get("transfer_estimate_ns")
+    rate = row.get("busbw_gbps") or (row["bytes"] / least if least else None)
+    if rate is None or rate >= SLOW_GBPS or row["bytes"] < SMALL_BYTES * row["count"] or row["kind"] == "send_recv":
+        return []
+    return [f"{bandwidth(rate)} is slow for messages of this size: test the fabric alone (nccl-tests or rccl-tests)."]
 
 
 RULES = (exposed,)

@@ -77,16 +77,16 @@ HOST: Mapping[Leaf, Host] = {
         "the host waits for the GPU inside the steps",
         "After each synchronisation the queue of launches is empty and has to be filled again.",
         "Remove .item(), .cpu(), print and if on GPU tensors from the steps, or do them every some steps on a copy "
-        "(non_blocking=True); clip and log without reading values. torch.cuda.set_sync_debug_mode('warn') lists them.",
+        "(non_blocking=True); log without reading values. torch.cuda.set_sync_debug_mode('warn') lists them.",
         "torch.cuda.set_sync_debug_mode('error') passes over a whole step.",
     ),
     Leaf.LAUNCH_BOUND: Host(
         "host-gap.launch-bound",
         "slow launches",
         "launch-bound: the host launches more slowly than the GPU computes",
-        "The host launched without pause, and the GPU finished each kernel before the next one came.",
-        "Give the GPU more per launch: CUDA graphs (torch.compile(mode='reduce-overhead')), fusion, a fused "
-        "optimizer, larger micro-batches. Profile without stacks to see how much of it is the profiler's.",
+        "The host launched without pause, and the GPU had finished before the next launch came.",
+        "Give the GPU more per launch: CUDA graphs (torch.compile(mode='reduce-overhead')), fusion, larger batches. "
+        "Profile without stacks to see how much of it is the profiler's.",
         "Kernels queue up: the launch delay is far above the latency, and this row shrinks.",
     ),
     Leaf.INPUT_COPY: Host(
@@ -115,9 +115,7 @@ def host_gaps(seen: Seen, left: Mapping[Leaf, int]) -> Iterator[Finding]:
     for leaf, about in HOST.items():
         claims = {leaf: left[leaf]}
         if leaf == Leaf.LAUNCH_BOUND:
-            claims[Leaf.LAUNCH_LATENCY] = left[Leaf.LAUNCH_LATENCY]
-            if left[leaf] < left[Leaf.LAUNCH_LATENCY] / 4:
-                continue
+            claims |= {Leaf.LAUNCH_LATENCY: left[Leaf.LAUNCH_LATENCY]} if _starved(seen) else {}
         title, details, action = _told(leaf, about, seen)
         yield Finding(
             id=about.id,
@@ -129,6 +127,13 @@ def host_gaps(seen: Seen, left: Mapping[Leaf, int]) -> Iterator[Finding]:
             claims=claims,
             evidence=seen.of_gaps([leaf]) or seen.of_ledger(leaf, "of it"),
         )
+
+
+def _starved(seen: Seen) -> bool:
+    """Tell whether kernels are shorter than the time between their launches, so that each waits for its own."""
+    fed = seen.result.get("throughput", {})
+    kernel, apart = fed.get("kernel_ns_median"), fed.get("launch_interval_ns_median")
+    return bool(kernel and apart and kernel < apart)
 
 
 def _confidence(leaf: Leaf, seen: Seen) -> Confidence:
@@ -171,8 +176,9 @@ def _told(leaf: Leaf, about: Host, seen: Seen) -> tuple[str, list[str], str]:
         case Leaf.ALLOCATOR:
             facts = seen.facts("allocator")
             if facts.get("retries"):
-                title = "the allocator runs out of memory, frees its cache and asks again"
-                details.append(f"{plural(int(facts['retries']), 'time')} in the traced steps.")
+                title = "the allocator frees its cache and asks again"
+                times = plural(int(facts["retries"]), "time")
+                details.append(f"{times} in the traced steps: memory runs out, or empty_cache() is called.")
             unused = facts.get("unused_share_at_peak")
             if unused:
                 details.append(
@@ -182,6 +188,8 @@ def _told(leaf: Leaf, about: Host, seen: Seen) -> tuple[str, list[str], str]:
             per_step = seen.facts("host_sync").get("per_step")
             details += [f"{per_step:,.0f} synchronising calls a step on a rank."] if per_step else []
         case Leaf.LAUNCH_BOUND:
+            action = f"Fuse the optimizer (fused=True). {action}" if _loops(seen) else action
+            title = title if _starved(seen) else "the host is late with launches in places"
             details += _launches(seen)
         case Leaf.COMPILE if len(seen.result["job"]["steps"]) == 1:
             details.append("Only one step or the whole trace was analysed, so this may be the warm-up: record later.")
@@ -189,6 +197,12 @@ def _told(leaf: Leaf, about: Host, seen: Seen) -> tuple[str, list[str], str]:
             size = seen.facts("checkpoint").get("burst_bytes")
             details += [f"{quantity(size, 'B')} were copied to the host."] if size else []
     return title, details, action
+
+
+def _loops(seen: Seen) -> bool:
+    """Tell whether the optimizer launches a few kernels for each of many tensors."""
+    facts = seen.facts("optimizer")
+    return facts.get("style") == "loop" and (facts.get("kernels_per_step") or 0) > MANY_KERNELS
 
 
 def _launches(seen: Seen) -> list[str]:
@@ -200,9 +214,8 @@ def _launches(seen: Seen) -> list[str]:
     tokens = seen.facts("launch_bound").get("tokens_per_step")
     if tokens and tokens / max(seen.result["job"]["world_size"], 1) < 1_000:
         words.append(f"{tokens:,.0f} tokens a step are few: CUDA graphs and fusion are the whole optimisation.")
-    optimizer = seen.facts("optimizer")
-    if optimizer.get("style") == "loop" and (optimizer.get("kernels_per_step") or 0) > MANY_KERNELS:
-        words.append(f"The optimizer alone launches {optimizer['kernels_per_step']:,.0f} kernels a step.")
+    if _loops(seen):
+        words.append(f"The optimizer alone launches {seen.facts('optimizer')['kernels_per_step']:,.0f} kernels a step.")
     if _with_stack(seen):
         words.append("Python stacks were recorded, which slows launches down.")
     return words
@@ -217,7 +230,7 @@ def latency(seen: Seen, left: Mapping[Leaf, int]) -> Iterator[Finding]:
         title="the GPU waits between kernels that were launched in time or just late",
         summary="Each gap is short, from the end of a launch or of another kernel to the start of the next; "
         "there are many of them because kernels are short." + " ".join(["", *_launches(seen)[:1]]),
-        action="Fewer and longer kernels: fusion (torch.compile), CUDA graphs, larger micro-batches.",
+        action="Fewer and longer kernels: fusion (torch.compile), CUDA graphs, larger batches.",
         verify="Fewer kernels a step, and this row shrinks.",
         confidence=Confidence.ESTIMATED,
         claims={Leaf.LAUNCH_LATENCY: left[Leaf.LAUNCH_LATENCY]},

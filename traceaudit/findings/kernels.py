@@ -12,6 +12,7 @@ from traceaudit.report.formats import listed, percent, plural
 
 SAVED_BY_MATRIX_UNITS = 0.75  # of a matrix product on plain cores; matrix units are at least four times as fast
 OFF_TILE = 0.85  # of a matrix product's tiles or waves that do useful work, below which shapes cost
+TILE = 32  # of m and n, below which a product cannot fill a tile
 ALIGNED = 8  # elements of 16 bits that sizes should be multiples of, for 16-byte loads
 FAR = 0.75  # of what kernels of a family reach, below which they are far from it
 POINTWISE_SHARE = 0.08  # of the analysed time in unfused pointwise kernels, from which fusing them is worth a word
@@ -37,12 +38,14 @@ def no_matrix_units(seen: Seen, left: Left) -> Iterator[Finding]:
     if not plain or (rates and fast < 4 * rates.get("fp32", fast)):
         return
     rows = [row for row in seen.result["kernels"] if row["family"] == "matmul" and row.get("matrix_units") is False]
+    low = "bf16" if "bf16" in rates or not rates else "fp16"
+    tf32 = " or allow TF32 for what has to stay in fp32 (torch.set_float32_matmul_precision('high')),"
     yield Finding(
         id="sub-roofline.no-tensor-cores",
         title="matrix products run without tensor cores",
         summary=f"{seen.share(plain)} is in matrix kernels whose names tell that they use plain cores.",
-        action="Run them in bf16 (torch.autocast), or allow TF32 for what has to stay in fp32 "
-        "(torch.set_float32_matmul_precision('high')); look for operands that are fp32 by accident.",
+        action=f"Run them in {low} (torch.autocast),{tf32 if 'tf32' in rates else ''} and look for operands that are "
+        "fp32 by accident.",
         verify="The names of the matrix kernels tell tensor cores (bf16, s1688, wgmma, tensorop), and they take a "
         "fraction of the time.",
         confidence=Confidence.ESTIMATED if rates else Confidence.SUSPECTED,
@@ -64,8 +67,8 @@ def matmul_shapes(seen: Seen, left: Left) -> Iterator[Finding]:
         id="sub-roofline.matmul-shapes",
         title="sizes of matrix products are off the tile or the wave",
         summary=f"{plural(len(found), 'shape')} do work that is thrown away, or leave multiprocessors without work.",
-        action="Pad vocabulary, hidden and batch sizes to multiples of 64 (128 is better); choose the micro-batch so "
-        "that tiles fill whole waves of the GPU; fuse small products (QKV, gate and up) into one.",
+        action="Pad vocabulary, hidden and batch sizes to multiples of 64 (128 is better); choose the batch so that "
+        "tiles fill whole waves of the GPU; fuse small products (QKV, gate and up) into one.",
         verify="The same products reach more of the peak; total kernel time falls although FLOPs rise a little.",
         confidence=Confidence.ESTIMATED,
         claims=_from(Leaf.MATMUL, whole, left),
@@ -83,8 +86,11 @@ def _lost(row: Mapping[str, Any]) -> Iterator[tuple[float, str]]:
         reasons.append((ns * (1 - wave), f"{row['waves']:.2f} waves: the last one leaves the GPU partly idle"))
     least = min(row["multiple_of"]) if row.get("multiple_of") else ALIGNED
     short = 1 - (row.get("peak_share") or 1.0) / REACH[Leaf.MATMUL]
-    if least < ALIGNED and row.get("dtype") in LOWER_BITS and short > 0:
-        reasons.append((ns * short, f"a size is no multiple of {ALIGNED}, and {percent(row['peak_share'])} of peak"))
+    small = min(row["m"] or TILE, row["n"] or TILE)
+    if small < TILE and short > 0:
+        reasons = [(ns * short, f"{small} is too small to fill a tile: {percent(row['peak_share'])} of peak")]
+    elif least < ALIGNED and row.get("dtype") in LOWER_BITS and short > 0:
+        reasons.append((ns * short, f"a size is no multiple of {ALIGNED}: {percent(row['peak_share'])} of peak"))
     if reasons:
         yield max(reasons)
 
@@ -100,20 +106,23 @@ def far_below(seen: Seen, left: Left) -> Iterator[Finding]:
             for kernel in seen.result["kernels"]
             if kernel["family"] == row["family"] and (kernel["roofline_share"] or 1.0) < FAR * reach
         ]
+        estimated = bool(seen.result["roofline"]["estimated_operators"]) and leaf == Leaf.ATTENTION
+        counted = " FLOPs of packed sequences are counted at their least." if estimated else ""
         hint = {
             Leaf.MATMUL: "Find the shapes that are slow: small, thin or batched products. Fuse or batch them, enlarge "
-            "the micro-batch, and try another layout or library (TORCHINDUCTOR max-autotune).",
+            "the batch, and try another layout or library (TORCHINDUCTOR max-autotune).",
             Leaf.ATTENTION: "Use a current FlashAttention (SDPA's flash or cuDNN backend; version 3 on Hopper), with "
-            "the causal mask passed as is_causal rather than as a tensor, and head sizes of 64 or 128.",
+            "the causal mask passed as is_causal rather than as a tensor, and head sizes of 64 or 128; short sequences "
+            "and few heads do not fill the GPU.",
         }[leaf]
         yield Finding(
             id=f"sub-roofline.{row['family']}-below-reach",
             title=f"{row['family']} kernels stay far below what such kernels reach",
             summary=f"Where FLOPs or bytes are known ({percent(row['known_share'])} of their time) they reach "
-            f"{percent(share)} of the roof that binds them; {percent(reach)} is usual.",
+            f"{percent(share)} of the roof that binds them; {percent(reach)} is usual.{counted}",
             action=hint,
             verify="The family's share of its roof rises.",
-            confidence=Confidence.ESTIMATED,
+            confidence=Confidence.SUSPECTED if estimated else Confidence.ESTIMATED,
             claims=_from(leaf, row["ns"] * row["known_share"] * (1 - share / reach), left),
             evidence=seen.of_kernels(own),
         )

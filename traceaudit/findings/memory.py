@@ -16,7 +16,7 @@ def reserved_unused(seen: Seen, left: Mapping[Leaf, int]) -> Iterator[Finding]:
         yield Finding(
             id=row["id"],
             title=row["title"],
-            summary=f"{row['evidence']}. Memory that cannot be used decides on batch size, recompute and sharding.",
+            summary=f"{row['evidence']}. Memory that is held and not used makes batches small.",
             action=row["action"],
             verify="torch.cuda.memory_reserved() comes close to memory_allocated() at the peak.",
             confidence=Confidence.MEASURED,

@@ -162,7 +162,7 @@ def gap_evidence(row: Mapping[Any, Any]) -> Evidence:
     words = f"GPU idle for {duration(row['ns'])}"
     words += f": {call_title(call)}" if call else ""
     words += f" in {call_title(inside)}" if inside and inside != call else ""
-    words += f" at {clean(frame, 80)}" if frame else ""
+    words += f" at {clean(frame, 80)}" if frame and not frame.startswith("<built-in") else ""
     thread, stream = int(row["thread"]), int(row["stream"])
     track = f"thread {thread}" if thread >= 0 else f"stream {stream}" if stream >= 0 else None
     return Evidence(

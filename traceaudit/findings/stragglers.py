@@ -19,6 +19,11 @@ WAITS = (
     Leaf.JITTER,
 )
 SHOWN_RANKS = 8
+NAMED_SHARE = 0.9  # of a cause's waits, for which the ranks that caused the most of them are named
+ALONE = (
+    "Find out why this rank's host is slower than the others': threads that are not pinned to the GPU's NUMA node, "
+    "other processes on its cores, a throttled CPU, work that only this rank does (logging, rank 0). "
+)
 EVEN = 1.02  # times the work of the next stage, up to which a stage is no heavier
 
 
@@ -54,7 +59,7 @@ CAUSES: Mapping[str, Cause] = {
         "another algorithm chosen by autotuning.",
         "The named kernels take as long as on the peers.",
         Leaf.LATE_RANK,
-        Confidence.ESTIMATED,
+        Confidence.SUSPECTED,
     ),
     "more_work": Cause(
         "straggler.data-imbalance",
@@ -145,11 +150,12 @@ def _about(cause: str, leaf: Leaf | None) -> Cause:
     if cause != "host_pause":
         return CAUSES[cause]
     words = HOST.get(leaf or Leaf.OTHER_HOST, HOST[Leaf.OTHER_HOST])
+    alone = ALONE if leaf in (Leaf.LAUNCH_BOUND, Leaf.OTHER_HOST) else ""
     return Cause(
         f"straggler.{words.id.partition('.')[2]}",
         f"others wait for {{who}}: {words.subject}",
         words.why,
-        words.action,
+        alone + words.action,
         "Nobody waits for this rank. " + words.verify,
         Leaf.HOST_CAUSED,
         Confidence.ESTIMATED if leaf == Leaf.LAUNCH_BOUND else Confidence.MEASURED,
@@ -213,17 +219,14 @@ def link_leaf(group: str, kind: str, seen: Seen) -> Leaf | None:
 
 def _finding(cause: str, leaf: Leaf | None, entries: Sequence[Entry], claims: dict[Leaf, int], seen: Seen) -> Finding:
     about = _about(cause, leaf)
-    ranks = [int(entry["rank"]) for entry in entries]
-    who = f"rank{'s' if len(ranks) > 1 else ''} {numbers(ranks[:SHOWN_RANKS])}"
-    who += f" and {len(ranks) - SHOWN_RANKS} more" if len(ranks) > SHOWN_RANKS else ""
     caused = sum(int(entry["caused_ns"]) for entry in entries)
-    words = [about.why, f"Others waited {seen.share(caused)} for {'them' if len(ranks) > 1 else 'it'}."]
+    words = [about.why, f"Others waited {seen.share(caused)} for {'them' if len(entries) > 1 else 'it'}."]
     if cause == "host_pause" and seen.result.get("pipeline"):
         words.append("In a summary it poses as a pipeline bubble.")
     named = any(int(entry["own_ns"]) for entry in entries) or cause not in ("more_work", "host_pause", "slow_link")
     return Finding(
         id=about.id,
-        title=about.title.format(who=who),
+        title=about.title.format(who=_who(entries)),
         summary=" ".join(words),
         action=about.action,
         verify=about.verify,
@@ -233,10 +236,25 @@ def _finding(cause: str, leaf: Leaf | None, entries: Sequence[Entry], claims: di
     )
 
 
+def _who(entries: Sequence[Entry]) -> str:
+    """Return the ranks that caused nearly all of the waits, and how many more there are."""
+    whole, sum_ns = sum(int(entry["caused_ns"]) for entry in entries), 0
+    ranks: list[int] = []
+    for entry in entries[:SHOWN_RANKS]:
+        if sum_ns >= NAMED_SHARE * whole and ranks:
+            break
+        sum_ns += int(entry["caused_ns"])
+        ranks.append(int(entry["rank"]))
+    more = f" and {len(entries) - len(ranks)} more" if len(entries) > len(ranks) else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {numbers(ranks)}{more}"
+
+
 def _evidence(cause: str, leaf: Leaf | None, entries: Sequence[Entry], seen: Seen) -> Iterator[Evidence]:
     """Yield the worst instance of each culprit, then further gaps of a pausing host."""
-    for entry in entries[:3] if len(entries) > 1 else entries:
+    shown = set()
+    for entry in entries[:3]:
         where = entry.get("where") or {}
+        shown.add((entry["rank"], where.get("start_ns")))
         yield Evidence(
             _told(cause, entry, seen),
             rank=int(entry["rank"]),
@@ -247,7 +265,8 @@ def _evidence(cause: str, leaf: Leaf | None, entries: Sequence[Entry], seen: See
             name=where.get("name"),
         )
     if cause == "host_pause" and leaf is not None and leaf.bucket == Bucket.HOST_GAP:
-        yield from seen.of_gaps([leaf], [int(entry["rank"]) for entry in entries])
+        gaps = seen.of_gaps([leaf], [int(entry["rank"]) for entry in entries])
+        yield from (gap for gap in gaps if (gap.rank, gap.start_ns) not in shown)
 
 
 def _told(cause: str, entry: Entry, seen: Seen) -> str:
