@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from traceaudit.findings.finding import Confidence, Evidence, Finding
+from traceaudit.findings.inputs import wrong_peak
 from traceaudit.findings.seen import LEAF_OF, Seen
 from traceaudit.leaves import Leaf
 from traceaudit.mfu.kernel_table import REACH, UNFUSED
@@ -37,7 +38,9 @@ def no_matrix_units(seen: Seen, left: Left) -> Iterator[Finding]:
     fast = max((rates[name] for name in ("tf32", "bf16", "fp16") if name in rates), default=0.0)
     if not plain or (rates and fast < 4 * rates.get("fp32", fast)):
         return
-    rows = [row for row in seen.result["kernels"] if row["family"] == "matmul" and row.get("matrix_units") is False]
+    rows = [
+        row for row in seen.result.get("kernels", ()) if row["family"] == "matmul" and row.get("matrix_units") is False
+    ]
     low = "bf16" if "bf16" in rates or not rates else "fp16"
     tf32 = " or allow TF32 for what has to stay in fp32 (torch.set_float32_matmul_precision('high')),"
     yield Finding(
@@ -97,13 +100,15 @@ def _lost(row: Mapping[str, Any]) -> Iterator[tuple[float, str]]:
 
 def far_below(seen: Seen, left: Left) -> Iterator[Finding]:
     """Yield families whose known kernels reach far less of the roof that binds them than such kernels do."""
+    if any(wrong_peak(seen, left)):  # a wrong roof says nothing of the kernels below it
+        return
     for row in seen.result.get("roofline", {}).get("families", ()):
         leaf, share, reach = LEAF_OF[row["family"]], row["roofline_share"], row["reach"]
         if leaf not in (Leaf.MATMUL, Leaf.ATTENTION) or not share or not reach or share >= FAR * reach:
             continue
         own = [
             kernel
-            for kernel in seen.result["kernels"]
+            for kernel in seen.result.get("kernels", ())
             if kernel["family"] == row["family"] and (kernel["roofline_share"] or 1.0) < FAR * reach
         ]
         estimated = bool(seen.result["roofline"]["estimated_operators"]) and leaf == Leaf.ATTENTION
@@ -204,7 +209,7 @@ def unfused_optimizer(seen: Seen, left: Left) -> Iterator[Finding]:
         verify="A few multi_tensor_apply kernels with Fused in their names, and this row halves.",
         confidence=Confidence.ESTIMATED,
         claims={Leaf.OPTIMIZER: int(HALF * own)},
-        evidence=seen.of_kernels([row for row in seen.result["kernels"] if row["family"] == "optimizer"]),
+        evidence=seen.of_kernels([row for row in seen.result.get("kernels", ()) if row["family"] == "optimizer"]),
     )
 
 
@@ -228,7 +233,9 @@ def device_copies(seen: Seen, left: Left) -> Iterator[Finding]:
     """Yield copies inside the GPU's memory where they are much."""
     if left[Leaf.DEVICE_COPY] < COPY_SHARE * seen.window_ns:
         return
-    rows: Sequence[Mapping[str, Any]] = [row for row in seen.result["kernels"] if row["family"] == "device_copy"]
+    rows: Sequence[Mapping[str, Any]] = [
+        row for row in seen.result.get("kernels", ()) if row["family"] == "device_copy"
+    ]
     names = sorted({row["short_name"] for row in rows})[:2]
     yield Finding(
         id="sub-roofline.device-copies",
