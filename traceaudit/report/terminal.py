@@ -129,7 +129,7 @@ def _findings(result: rows.Result, console: Console) -> list[Text]:
         lines.append(
             _line(f"{points}  {time:>9}  {clean(row.title, room)}", "bold").append(f"  {row.confidence}", "dim")
         )
-        lines.append(_line(f"{'':>{len(points) + 13}}{clean(row.action or row.summary, max(console.width - 20, 1))}"))
+        lines.append(_line(f"{'':>{len(points) + 13}}{clean(row.first_step, max(console.width - 20, 1))}"))
     if len(found) > MOST_FINDINGS:
         lines[0].append(f"; {len(found) - MOST_FINDINGS:,} more in the other reports", "dim")
     return lines
