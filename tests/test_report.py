@@ -455,8 +455,8 @@ def test_code_to_record_next_keeps_its_lines() -> None:
         ("Short.", "Short."),
         ("", "why recompute.full"),
         (
-            "First do this" + " and that" * 11 + ". Then do the other thing, and more.",
-            "First do this" + " and that" * 11 + ".",
+            "First do this" + " and that" * 13 + ". Then do the other thing, and more.",
+            "First do this" + " and that" * 13 + ".",
         ),
         ("word " * 60, ("word " * 60)[:149] + "…"),
     ],
