@@ -201,6 +201,8 @@ def result_of(count: int = 8, steps: Sequence[int] = (3, 4, 5), mfu: bool = True
             "mfu": means["achieved"] / 200 if mfu else None,
             "hfu": 0.345 if mfu else None,
             "gpu": "NVIDIA H100 80GB HBM3",
+            "layout": {"pp": 2, "dp": 4},
+            "versions": {"CUDA": "12.6", "NCCL": "2.21.5"},
             "buckets": {bucket: ms * MS * windows for bucket, ms in means.items()},
             "leaves": leaves,
             "waterfall": waterfall,
@@ -262,6 +264,7 @@ def hostile() -> Result:
     result = result_of()
     result["source"] = HOSTILE
     result["job"]["gpu"] = HOSTILE
+    result["job"] |= {"layout": {HOSTILE: 2}, "versions": {HOSTILE: HOSTILE}}
     for entry in result["ranks"]:
         entry |= {"host": HOSTILE, "file": HOSTILE}
     for entry in (*result["kernels"], *result["collectives"], *result["slow_links"]):

@@ -3,6 +3,7 @@
 import csv
 import io
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,14 @@ def test_nanoseconds_add_up(mfu: bool) -> None:
     peak, *rows = found["waterfall"]
     assert int(peak["ns"]) == sum(int(row["ns"]) for row in rows)
     assert sum(float(row["share"]) for row in (peak, *rows[:-1])) == pytest.approx(float(rows[-1]["share"]))
+
+
+def test_readme_names_every_column() -> None:
+    """The README's table has each file with its columns."""
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    for name, content in csv_files(result_of()).items():
+        columns = content.decode().split("\n", 1)[0].replace(",", ", ")
+        assert f"| `{name}` | `{columns}`" in readme
 
 
 def test_missing_values_are_empty() -> None:

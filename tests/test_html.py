@@ -92,7 +92,7 @@ def test_page_shows_every_finding_with_what_to_do() -> None:
     """Title, price, confidence, action, check and the time range to look up stand in the page."""
     page = to_html(result_of())
     for name in ("exposed-comm.fsdp-prefetch", "recompute.full", "host.data-loader", "inputs.no-stacks"):
-        for text in (f"about {name}", f"do {name}", f"check {name}", f"why {name}"):
+        for text in (f"About {name}", f"do {name}", f"check {name}", f"why {name}"):
             assert text in page
     assert "1732000000123456789" in page
     assert "+4.0 MFU points" in page

@@ -427,7 +427,7 @@ def test_findings_say_what_they_cost_and_where_to_see_it() -> None:
     result = result_of()
     result["findings"][1]["id"] = result["findings"][0]["id"]
     first, second, *_, last = advice.findings(result)
-    assert (first.title, first.step_ns, first.share) == ("about exposed-comm.fsdp-prefetch", 25 * MS, 0.125)
+    assert (first.title, first.step_ns, first.share) == ("About exposed-comm.fsdp-prefetch", 25 * MS, 0.125)
     assert first.mfu_points == pytest.approx(28 * (1 / 0.875 - 1))
     assert first.evidence[0].length == "20.0 ms"
     assert first.anchor == "finding-1-exposed-comm-fsdp-prefetch" != second.anchor
@@ -447,3 +447,22 @@ def test_code_to_record_next_keeps_its_lines() -> None:
     """Line breaks and indents stay, control characters do not."""
     found = advice.record_next({"record_next": {"text": None, "snippet": "a:\n\tb\x1b"}})
     assert found == advice.RecordNext("", "a:\n    b\ufffd")
+
+
+@pytest.mark.parametrize(
+    ("action", "shown"),
+    [
+        ("Short.", "Short."),
+        ("", "why recompute.full"),
+        (
+            "First do this" + " and that" * 13 + ". Then do the other thing, and more.",
+            "First do this" + " and that" * 13 + ".",
+        ),
+        ("word " * 60, ("word " * 60)[:149] + "…"),
+    ],
+)
+def test_first_step_is_what_a_glance_takes_in(action: str, shown: str) -> None:
+    """Whole sentences where they fit, else the beginning; the summary where nothing can be done."""
+    result = result_of()
+    result["findings"][1]["action"] = action
+    assert advice.findings(result)[1].first_step == shown

@@ -47,11 +47,11 @@ def test_terminal_says_what_to_do_first() -> None:
     section = next(part for part in printed(result_of()).split("\n\n") if part.startswith("What to do first"))
     assert section.splitlines() == [
         "What to do first   MFU points, ms a step of a rank; 2 more in the other reports",
-        " +4.0       25.0  about exposed-comm.fsdp-prefetch  measured",
+        " +4.0       25.0  About exposed-comm.fsdp-prefetch  measured",
         "                  do exposed-comm.fsdp-prefetch",
-        " +3.8       24.0  about recompute.full  measured",
+        " +3.8       24.0  About recompute.full  measured",
         "                  do recompute.full",
-        " +3.5       22.0  about pipeline.micro-batches  estimated",
+        " +3.5       22.0  About pipeline.micro-batches  estimated",
         "                  do pipeline.micro-batches",
     ]
     assert "+4.0" not in printed(result_of(mfu=False))

@@ -25,6 +25,7 @@ from traceaudit.ranks.arrivals import arrivals
 from traceaudit.ranks.collectives import gather, layout, sharing
 from traceaudit.ranks.matching import match
 from traceaudit.ranks.peers import compare
+from traceaudit.ranks.setting import degrees, versions
 from traceaudit.reading.cache import chosen as chosen_cache
 from traceaudit.reading.normalise import read_trace
 from traceaudit.reading.parallel import Progress, Reading, Task, reduced, running
@@ -155,6 +156,8 @@ def _attributed(
         world_size=world_size,
         quality=quality,
     )
+    found["job"]["layout"] = degrees(present, run.degrees())
+    found["job"]["versions"] = versions(present, run)
     step_ns = found["job"]["step_ns_median"]
     found["host_facts"] = facts(present, run.number("tokens_per_step"))
     found["quality"]["profiler_overhead"] = profiler_overhead(present, step_ns, *_declared_step(run))

@@ -177,7 +177,23 @@ def _origin(raw: RawTrace, events: pd.DataFrame) -> Origin:
         with_stack=bool(metadata.get("with_stack")),
         absolute_clock=bool(len(starts)) and int(starts[0]) > YEAR_2001_NS,
         job=str(metadata.get("PT_PROFILER_JOB_NAME", "")),
+        versions=_versions(metadata, distributed),
     )
+
+
+def _versions(metadata: Mapping[str, Any], distributed: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return the versions that the profiler recorded; CUDA and HIP write theirs as one number."""
+    found = []
+    for name, key, major in (
+        ("CUDA", "cuda_runtime_version", 1_000),
+        ("driver", "cuda_driver_version", 1_000),
+        ("HIP", "hip_runtime_version", 10_000_000),
+    ):
+        number = _integer(metadata.get(key))
+        if number is not None and number > 0:
+            found.append((name, f"{number // major}.{number % major // (major // 100)}"))
+    nccl = distributed.get("nccl_version")
+    return (*found, ("NCCL", nccl)) if isinstance(nccl, str) and nccl else tuple(found)
 
 
 def rank_in_name(name: str) -> int | None:

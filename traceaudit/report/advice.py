@@ -16,6 +16,7 @@ CONFIDENCES = {
     "estimated": "The time follows from measurements by a model; it may be off.",
     "suspected": "The traces hint at it; how much time it costs is not known for certain.",
 }
+GLANCE, SHORTEST = 150, 25  # characters
 STATUSES = {"ok": ("✓", "ok"), "problem": ("!", "problem"), "unknown": ("?", "unknown")}
 
 
@@ -57,6 +58,16 @@ class FindingRow:
     verify: str
     evidence: tuple[EvidenceRow, ...]
 
+    @property
+    def first_step(self) -> str:
+        """The beginning of the action, or of the summary where there is none: as much as a glance takes in."""
+        text = self.action or self.summary
+        if len(text) <= GLANCE:
+            return text
+        ends = [found.start() for found in re.finditer(r"[.;] ", text[:GLANCE])]
+        whole = [end for end in ends if end >= SHORTEST and text.count("(", 0, end) == text.count(")", 0, end)]
+        return f"{text[: whole[-1]]}." if whole else clean(text, GLANCE)
+
 
 @dataclass(frozen=True)
 class CheckRow:
@@ -83,7 +94,7 @@ def findings(result: Result) -> list[FindingRow]:
     rows = [
         FindingRow(
             anchor=f"finding-{number}-{re.sub('[^a-z0-9]+', '-', str(entry.get('id', '')).lower())[:60].strip('-')}",
-            title=clean(entry.get("title") or entry.get("id") or "finding", 160),
+            title=_capital(clean(entry.get("title") or entry.get("id") or "finding", 160)),
             bucket=entry.get("bucket"),
             share=entry["share"] if entry.get("share") is not None else (entry.get("ns") or 0) / window,
             ns=entry.get("ns") or 0,
@@ -140,6 +151,10 @@ def _check(entry: Mapping[str, Any], number: str, text: str) -> CheckRow:
         clean(entry.get(text) or "", 800),
         clean(entry.get("record_next") or "", 400),
     )
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _code(text: object) -> str:

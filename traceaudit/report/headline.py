@@ -39,6 +39,8 @@ def facts(result: Result) -> list[Fact]:
     job = result["job"]
     found = [Fact("GPU", clean(job["gpu"]))] if job.get("gpu") else []
     found.append(Fact("Traced", ranks_traced(job)))
+    if job.get("layout"):
+        found.append(Fact("Layout", ", ".join(f"{clean(name, 12)} {size}" for name, size in job["layout"].items())))
     if all(isinstance(step, int) for step in job["steps"]):
         found.append(Fact("Steps", clean(numbers(job["steps"]), 40)))
     if job.get("step_ns_median"):
@@ -53,6 +55,9 @@ def facts(result: Result) -> list[Fact]:
         value = _CLOCKS.get(clock["method"]) or sentences.clock_method(clock)
         p95 = f"ends within {duration(clock['residual_p95_ns'])} (p95)" if clock.get("evidence") else ""
         found.append(Fact("Clocks", value, p95))
+    if job.get("versions"):
+        known = [f"{clean(name, 20)} {clean(version, 40)}" for name, version in job["versions"].items()]
+        found.append(Fact("Versions", ", ".join(known)))
     return found
 
 

@@ -122,7 +122,8 @@ def waited_for(result: Result) -> Figure | None:
             Lane(f"rank {rank}", _cells(row, most), milliseconds(int(row.sum()), 1) if row.any() else "")
             for rank, row in zip(late.ranks, ns, strict=True)
         ]
-        caption = f"One cell a step, from {late.steps[0]} to {late.steps[-1]}, in ms; at the end the sum of all steps."
+        many = f"One cell a step, from {late.steps[0]} to {late.steps[-1]}, in ms; at the end the sum of all steps."
+        caption = many if len(late.steps) > 1 else f"In ms, in step {late.steps[0]}."
         return Figure(tuple(lanes), alt, caption, scale=scale)
     costly = sorted(np.argsort(-ns.sum(axis=0), kind="stable")[:MOST_STEPS].tolist())
     lanes = [

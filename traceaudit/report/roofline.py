@@ -1,13 +1,12 @@
 """The roofline of a page: kernels by FLOPs a byte and FLOPs a second, below the roofs of bandwidth and peaks."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
-from traceaudit.report.formats import clean, duration, percent, quantity
-from traceaudit.report.kernels import Point, Roofline, roofline
+from traceaudit.report.formats import clean, duration, percent, plural, quantity
+from traceaudit.report.kernels import Roofline, roofline
 from traceaudit.report.rows import Result
 from traceaudit.report.svg import element
 from traceaudit.report.words import family_colour
@@ -15,6 +14,8 @@ from traceaudit.report.words import family_colour
 WIDTH, HEIGHT = 860.0, 350.0
 LEFT, RIGHT, TOP, BOTTOM = 92.0, 168.0, 14.0, 46.0  # margins of the plane
 MOST_NAMED = 5
+LEAST_TIME = 0.002  # of the time of all points, from which a kernel is drawn
+LETTER = 6.9  # pixels of a letter of a name, at most on average
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Plane:
 
     drawing: Markup
     legend: tuple[tuple[str, str], ...]
-    alt: str
+    caption: str
 
 
 @dataclass(frozen=True)
@@ -49,17 +50,23 @@ class _Scale:
 
 def plane(result: Result) -> Plane | None:
     """Return the plane of the kernels whose FLOPs and bytes are known; None without any."""
-    found = roofline(result)
-    if found is None:
+    whole = roofline(result)
+    if whole is None:
         return None
+    least = LEAST_TIME * sum(point.ns for point in whole.points)
+    found = replace(whole, points=[point for point in whole.points if point.ns >= least])
+    hidden = len(whole.points) - len(found.points)
     x, y = _scales(found)
     parts = [*_grid(x, y), *_roofs(found, x, y), *_points(found, x, y), *_names(found, x, y)]
     families = dict.fromkeys(point.family for point in found.points)
     alt = "Kernels by FLOPs a byte and FLOPs a second under the roofs of bandwidth and peak; the table has the numbers."
+    caption = "Named are the kernels with the most headroom, which stands beside the name."
+    if hidden:
+        caption += f" {plural(hidden, 'kernel')} with less than {percent(LEAST_TIME)} of the time left out."
     drawing = element(
         "svg", element("title", alt), *parts, class_="chart", role="img", viewBox=f"0 0 {WIDTH:g} {HEIGHT:g}"
     )
-    return Plane(drawing, tuple((family_colour(family), clean(family, 24)) for family in families), alt)
+    return Plane(drawing, tuple((family_colour(family), clean(family, 24)) for family in families), caption)
 
 
 def _scales(found: Roofline) -> tuple[_Scale, _Scale]:
@@ -127,20 +134,49 @@ def _points(found: Roofline, x: _Scale, y: _Scale) -> list[Markup]:
 
 
 def _names(found: Roofline, x: _Scale, y: _Scale) -> list[Markup]:
-    """Name the kernels with the most headroom, but none beside one that is named already."""
+    """Name the kernels with the most headroom, each where its name covers least of what is drawn already."""
+    circles = [
+        _Box(x(point.flop_per_byte) - 8, x(point.flop_per_byte) + 8, y(point.flop_per_s) - 8, y(point.flop_per_s) + 8)
+        for point in found.points
+    ]
     parts: list[Markup] = []
-    named: dict[str, float] = {}
-    is_near: Callable[[float], bool] = lambda height: any(abs(height - other) < 16 for other in named.values())  # noqa: E731
-    for point in sorted(found.points, key=lambda point: -point.headroom)[:12]:
-        across, height = x(point.flop_per_byte), y(point.flop_per_s)
-        if point.headroom <= 0 or point.title in named or is_near(height) or len(named) == MOST_NAMED:
+    names: dict[str, _Box] = {}
+    for point in sorted(found.points, key=lambda point: -point.headroom):
+        if point.headroom <= 0 or point.title in names or len(names) == MOST_NAMED:
             continue
-        named[point.title] = height
-        parts.append(_name(point, across, height, (x.begin + x.end) / 2))
+        text = f"{point.title} ({percent(point.headroom)})"
+        boxes = _places(x(point.flop_per_byte), y(point.flop_per_s), LETTER * len(text))
+        inside = [box for box in boxes if x.begin <= box.left and box.right <= x.end and y.end <= box.top]
+        taken = [*circles, *names.values()]
+        free = min(inside, key=lambda box: sum(map(box.shared, taken)), default=None)
+        if free is None or any(free.shared(other) for other in names.values()):
+            continue
+        names[point.title] = free
+        parts.append(element("text", text, x=free.left, y=free.bottom - 4, font_size=11.5, class_="halo"))
     return parts
 
 
-def _name(point: Point, across: float, height: float, middle: float) -> Markup:
-    away, anchor = (-20.0, "end") if across > middle else (20.0, "start")
-    text = f"{point.title} ({percent(point.headroom)})"
-    return element("text", text, x=across + away, y=height + 4, text_anchor=anchor, font_size=11.5, class_="halo")
+@dataclass(frozen=True)
+class _Box:
+    """Where a name would stand."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+
+    def shared(self, other: "_Box") -> float:
+        """Return the area that two boxes share."""
+        across = min(self.right, other.right) - max(self.left, other.left)
+        down = min(self.bottom, other.bottom) - max(self.top, other.top)
+        return across * down if across > 0 and down > 0 else 0.0
+
+
+def _places(across: float, height: float, length: float) -> list[_Box]:
+    """Return where a name of a length could stand around a point: right, left, above and below of it."""
+    return [
+        _Box(left, left + length, middle - 8, middle + 8)
+        for middle in (height, height - 22, height + 22)
+        for left in (across + 18, across - 18 - length, across - length / 2)
+        if middle != height or left != across - length / 2
+    ]

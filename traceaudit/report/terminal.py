@@ -23,7 +23,7 @@ FULL_WIDTH = 80  # cells, from which on the report has at most so many lines
 MOST_FINDINGS, MOST_CULPRITS, MOST_CALLS = 3, 3, 3
 LEAST_EVIDENCE = 16  # cells
 LEAST_SPREAD = 0.005  # between what ranks achieve, from which it is told
-_SAID_ELSEWHERE = ("Traced", "Clocks")  # in the headline and among the remarks
+_SAID_ELSEWHERE = ("Traced", "Clocks", "Versions")  # in the headline and among the remarks
 _SHORTEST_BAR, _LONGEST_BAR = 10, 48  # cells; where there is less room there are no bars
 _IN_ASCII = str.maketrans({"·": "*", "…": "~", "µ": "u", "\u00d7": "x", "\u2212": "-", "\u2013": "-"})
 
@@ -129,7 +129,7 @@ def _findings(result: rows.Result, console: Console) -> list[Text]:
         lines.append(
             _line(f"{points}  {time:>9}  {clean(row.title, room)}", "bold").append(f"  {row.confidence}", "dim")
         )
-        lines.append(_line(f"{'':>{len(points) + 13}}{clean(row.action or row.summary, max(console.width - 20, 1))}"))
+        lines.append(_line(f"{'':>{len(points) + 13}}{clean(row.first_step, max(console.width - 20, 1))}"))
     if len(found) > MOST_FINDINGS:
         lines[0].append(f"; {len(found) - MOST_FINDINGS:,} more in the other reports", "dim")
     return lines
