@@ -164,7 +164,8 @@ def links_found(job: Job, attribution: Attribution) -> list[dict[str, Any]]:
     described: dict[tuple[int, ...], str] = {}
     slow = slow_links(attribution.carried)
     if slow:
-        described = dict(zip(job.communications["members"], job.communications["group_description"], strict=True))
+        named = job.communications[["members", "group_description"]].drop_duplicates("members", keep="last")
+        described = dict(zip(named["members"], named["group_description"], strict=True))
     return [
         {
             "group": group_label(str(described.get(link.members, "")), link.members, assumed=False),
