@@ -1,7 +1,7 @@
 """Give every nanosecond of every step of every rank to one leaf, and check that they add up (attribution rule 3)."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from traceaudit.ranks.arrivals import Arrivals
 from traceaudit.ranks.blame import WAIT_LEAVES, Blame, blame
 from traceaudit.ranks.bubbles import Bubbles, divide
 from traceaudit.ranks.collectives import Layout
+from traceaudit.ranks.instances import summed
 from traceaudit.ranks.links import transfers
 from traceaudit.ranks.matching import Matching
 from traceaudit.ranks.members import each
@@ -129,12 +130,15 @@ def attribute(job: Job, table: pd.DataFrame, split: Split) -> Attribution:
     table, waited, last_rank = with_common_end(table, job)
     exposed = _inside(exposed, table)
     origins = blame(job.accounts, job.communications, job.matching, job.arrivals, exposed, job.peers)
-    exposed = _by_cause(exposed, origins)
-    parts = [exposed[["rank", "step", "leaf", "ns"]], waited]
-    bubbles = _divided(job, table, exposed, pd.concat(parts, ignore_index=True))
+    parts = _by_cause(exposed, origins)
+    del exposed
+    exposed = _joined(parts)
+    origins = replace(origins, shares=origins.shares[:0])  # they did what they are for, and are many
+    sums = pd.concat([summed(exposed, ["rank", "step", "leaf"]), waited], ignore_index=True)
+    bubbles = _divided(job, table, exposed, sums)
     decided = [account.decided.assign(rank=account.rank) for account in job.accounts]
-    parts = [part[part["leaf"] != Leaf.UNDIVIDED] for part in parts]
-    ledger = pd.concat([*decided, split.leaves, *parts, bubbles.parts], ignore_index=True)
+    settled = sums[sums["leaf"] != Leaf.UNDIVIDED]
+    ledger = pd.concat([*decided, split.leaves, settled, bubbles.parts], ignore_index=True)
     ledger = ledger.groupby(["rank", "step", "leaf"], as_index=False)[["ns"]].sum()
     ledger = ledger[ledger["ns"] != 0].merge(table[["rank", "step"]], on=["rank", "step"])
     check(table, ledger)
@@ -179,25 +183,27 @@ def _with_further(origins: Blame, waited: pd.DataFrame, last_rank: int, bubbles:
     return Blame(origins.shares, pd.concat(costs, ignore_index=True) if costs else origins.costs)
 
 
-def _by_cause(exposed: pd.DataFrame, origins: Blame) -> pd.DataFrame:
-    """Divide the waits for late ranks by their causes, in whole nanoseconds."""
-    late = exposed["leaf"].to_numpy() == Leaf.LATE_RANK
-    waits = exposed[late]
-    row, ns = waits["row"].to_numpy(), waits["ns"].to_numpy()
-    kept = [column.to_numpy()[~late] for _, column in exposed.items()]
-    columns = {name: [column] for name, column in zip(exposed, kept, strict=True)}
-    del exposed, kept, late
-    largest = np.argmax(origins.shares, axis=1).astype(np.int8)[row]
-    parts = [np.floor(origins.shares[row, index] * ns).astype(np.int64) for index in range(len(WAIT_LEAVES))]
-    rest = ns - sum(parts)
-    for index, leaf in enumerate(WAIT_LEAVES):
-        part = parts[index]
-        part += np.where(largest == index, rest, 0)
-        some = np.flatnonzero(part)
-        told = {"leaf": np.full(len(some), int(leaf), np.int16), "ns": part[some]}
-        for name, column in columns.items():
-            column.append(told[name] if name in told else waits[name].to_numpy()[some])
-    return pd.DataFrame({name: np.concatenate(columns[name]) for name in EXPOSED}, copy=False)
+def _by_cause(exposed: pd.DataFrame, origins: Blame) -> list[pd.DataFrame]:
+    """Divide the waits for late ranks by their causes, in whole nanoseconds.
+
+    Returns:
+        The table with the largest part of each wait, and the other parts.
+    """
+    leaf, ns = exposed["leaf"].to_numpy().copy(), exposed["ns"].to_numpy().copy()
+    late = np.flatnonzero(leaf == Leaf.LATE_RANK)
+    others = []
+    for begin in range(0, len(late), PIECES):
+        some = late[begin : begin + PIECES]
+        waits = exposed.iloc[some]
+        shares = origins.shares[waits["row"].to_numpy()]
+        parts = np.floor(shares * ns[some][:, None]).astype(np.int64)
+        largest = np.argmax(shares, axis=1)
+        held = np.arange(len(some)), largest
+        ns[some] -= parts.sum(axis=1) - parts[held]
+        leaf[some] = np.array(WAIT_LEAVES, np.int16)[largest]
+        parts[held] = 0
+        others += [_part(waits, cause, parts[:, index]) for index, cause in enumerate(WAIT_LEAVES)]
+    return [exposed.assign(leaf=leaf, ns=ns), *others]
 
 
 def check(table: pd.DataFrame, ledger: pd.DataFrame) -> None:

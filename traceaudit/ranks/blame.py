@@ -35,7 +35,8 @@ class Blame:
     """Where the waits for late ranks come from.
 
     Attributes:
-        shares: by row of the table of communications: the share of its wait by `WAIT_LEAVES`; rows sum to 1.
+        shares: by row of the table of communications: the share of its wait by `WAIT_LEAVES`; rows sum to 1. Empty once
+            the waits are divided.
         costs: ``rank, cls, ns``: waits of others that a rank caused by a class of its time; sums to the waits.
             ``cls`` is a `Leaf` of `CLASSES`, TRANSFER, PIPELINE, or JITTER where no excess explains the wait.
     """

@@ -1,5 +1,6 @@
 """Rows of one table by the instance they belong to, sorted once: what many questions about instances start from."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from traceaudit.intervals import Array
+
+ROWS = 1 << 20  # grouped at a time
 
 Integers = npt.NDArray[np.integer[Any]]
 Values = npt.NDArray[np.generic]
@@ -35,6 +38,17 @@ def packed(*columns: Integers) -> Array:
         key -= low
         wide *= width
     return key
+
+
+def summed(table: pd.DataFrame, keys: list[str], values: Sequence[str] = ("ns",)) -> pd.DataFrame:
+    """Return sums of values by keys; a stretch of the table at a time, so that what grouping takes stays small."""
+    parts = [
+        table.iloc[begin : begin + ROWS].groupby(keys, as_index=False, observed=True)[list(values)].sum()
+        for begin in range(0, max(len(table), 1), ROWS)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    return pd.concat(parts, ignore_index=True).groupby(keys, as_index=False, observed=True)[list(values)].sum()
 
 
 def small(column: Integers) -> Integers:

@@ -12,7 +12,7 @@ from traceaudit.leaves import Bucket, Leaf, in_bucket
 from traceaudit.ranks.align import by_rank
 from traceaudit.ranks.arrivals import Arrivals
 from traceaudit.ranks.collectives import group_label
-from traceaudit.ranks.instances import Instances, first_rows, packed
+from traceaudit.ranks.instances import Instances, first_rows, packed, summed
 from traceaudit.ranks.matching import Matching
 from traceaudit.ranks.members import coded, each
 
@@ -88,12 +88,12 @@ def totals(
     known = rank < len(low)
     rank = np.where(known, rank, 0)
     inside = known & (table["end_ns"].to_numpy() > low[rank]) & (table["start_ns"].to_numpy() < high[rank])
-    row = exposed["row"].to_numpy(dtype=np.int64)
+    row = exposed["row"].to_numpy()
     waiting = in_bucket(exposed["leaf"], Bucket.STRAGGLER) | (exposed["leaf"] == Leaf.TRACE_CUT).to_numpy()
     waiting |= (exposed["leaf"] == Leaf.UNDIVIDED).to_numpy() & ~table["pipeline"].to_numpy(dtype=np.bool_)[row]
     owned, waited = np.zeros(len(table), np.int64), np.zeros(len(table), np.int64)
-    np.add.at(owned, row, exposed["ns"].to_numpy(dtype=np.int64))
-    np.add.at(waited, row[waiting], exposed["ns"].to_numpy(dtype=np.int64)[waiting])
+    np.add.at(owned, row, exposed["ns"].to_numpy())
+    np.add.at(waited, row[waiting], exposed["ns"].to_numpy()[waiting])
     labels, labelled = _labels(table)
     keys = ["group", "leaf", "kind"]
     frame = pd.DataFrame(
@@ -101,16 +101,17 @@ def totals(
             "group": labels,
             "leaf": table["leaf"].to_numpy(),
             "kind": table["kind"].array,
-            "count": 1,
-            "bytes": np.maximum(table["bytes"].to_numpy(), 0),
-            "exposed_ns": owned,
-            "wait_ns": waited,
-            "estimate": _estimates(table, owned, complete),
-            "partial": ~complete,
-        }
-    )[inside]
-    columns = ["count", "bytes", "exposed_ns", "wait_ns", "estimate", "partial"]
-    sums = frame.groupby(keys, as_index=False, observed=True)[columns].sum()
+            "count": inside,
+            "bytes": np.where(inside, np.maximum(table["bytes"].to_numpy(), 0), 0),
+            "exposed_ns": np.where(inside, owned, 0),
+            "wait_ns": np.where(inside, waited, 0),
+            "estimate": np.where(inside, _estimates(table, owned, complete), 0),
+            "partial": inside & ~complete,
+        },
+        copy=False,
+    )
+    sums = summed(frame, keys, ("count", "bytes", "exposed_ns", "wait_ns", "estimate", "partial"))
+    sums = sums[sums["count"] > 0].reset_index(drop=True)
     sums = sums.assign(group=sums["group"].to_numpy(dtype=object), kind=sums["kind"].to_numpy(dtype=object))
     sums = sums.assign(
         transfer_ns=sums["exposed_ns"] - sums["wait_ns"],
