@@ -182,13 +182,13 @@ class _Ahead:
     def __init__(self, source: Inflating) -> None:
         self._source = source
         self._thread = ThreadPoolExecutor(1)
-        self._next = self._thread.submit(source.read, 1 << 16)
+        self._next = self._thread.submit(source.part)
 
-    def read(self, size: int) -> bytes:
-        """Return the next block, or nothing at the end; `size` is the length of the one after it."""
+    def read(self) -> bytes:
+        """Return the next block, or nothing at the end."""
         block = self._next.result()
         if block:
-            self._next = self._thread.submit(self._source.read, size)
+            self._next = self._thread.submit(self._source.part)
         return block
 
     def close(self) -> None:
@@ -215,30 +215,38 @@ class _EventText:
         self.repaired = 0
         self.carry = b""
 
-    def __iter__(self) -> Iterator[bytes]:
-        buffer = self._open_list()
-        if not buffer:
+    def __iter__(self) -> Iterator[memoryview]:
+        """Yield lists of whole events as JSON; each is gone when the next one is asked for."""
+        first = self._open_list()
+        if not first:
             return
-        self.separator = _separator(buffer)
-        rest = buffer[1:]
+        self.separator = _separator(first)
+        room = _Room(first[1:])
         while not self.ended:
-            cut = rest.rfind(self.separator)
+            cut = room.text.rfind(self.separator, 2, room.end)
             if cut >= 0:
-                yield rest[:cut]
-                rest = rest[cut + len(self.separator) :]
-            more = self._source.read(BLOCK_BYTES)
-            if not more:
+                yield room.list_to(cut)
+                room.drop_to(cut + len(self.separator))
+            if not self._filled(room):
                 break
-            if len(rest) > HEAD_LIMIT_BYTES:
-                raise NotATraceError(f"an event of more than {HEAD_LIMIT_BYTES >> 20} MiB; not a profiler trace")
-            rest += more
+        rest = room.rest()
         if self.ended:
             self._tail += self.separator  # the cut was behind the list
             while rest and len(self._tail) < HEAD_LIMIT_BYTES:
                 self._tail += rest
-                rest = self._source.read(BLOCK_BYTES)
+                rest = self._source.read()
             return
-        yield from self._last(rest)
+        for last in self._last(rest):
+            yield memoryview(b"[{" + last + b"}]")
+
+    def _filled(self, room: "_Room") -> bool:
+        """Read a block into the room; tell whether there was more to read."""
+        begun = room.end
+        while room.end - begun < BLOCK_BYTES and (more := self._source.read()):
+            if room.end > HEAD_LIMIT_BYTES + BLOCK_BYTES:
+                raise NotATraceError(f"an event of more than {HEAD_LIMIT_BYTES >> 20} MiB; not a profiler trace")
+            room.add(more)
+        return room.end > begun
 
     def metadata(self) -> dict[str, Any]:
         """Return the top-level keys beside the events, as far as they can be read."""
@@ -267,7 +275,7 @@ class _EventText:
         """Read up to the first event; return the buffer from its brace on, or nothing if the list is empty."""
         buffer = b""
         while True:
-            more = self._source.read(BLOCK_BYTES if buffer else 1 << 16)
+            more = self._source.read()
             buffer += more
             opened = _list_start(buffer)
             if opened is not None and (len(buffer) - opened > 1 << 17 or not more):
@@ -321,6 +329,45 @@ class _EventText:
             rest = more[0] if more else first
 
 
+class _Room:
+    """Memory that events are collected and decoded in, so that it need not be asked for, and filled, again and again.
+
+    Attributes:
+        text: an opening bracket and brace, and what follows the brace in the file.
+        end: where that ends.
+    """
+
+    def __init__(self, text: bytes) -> None:
+        self.text = bytearray(2 * BLOCK_BYTES)
+        self.text[:2] = b"[{"
+        self.end = 2
+        self.add(text)
+
+    def add(self, text: bytes) -> None:
+        """Append text."""
+        if self.end + len(text) > len(self.text):
+            self.text = self.text[: self.end] + bytes(self.end + len(text))
+        memoryview(self.text)[self.end : self.end + len(text)] = text
+        self.end += len(text)
+
+    def list_to(self, cut: int) -> memoryview:
+        """Return the events before a separator as a list; its brackets overwrite the separator."""
+        view = memoryview(self.text)
+        view[cut : cut + 2] = b"}]"
+        return view[: cut + 2]
+
+    def drop_to(self, begin: int) -> None:
+        """Drop what precedes an offset."""
+        view = memoryview(self.text)
+        rest = bytes(view[begin : self.end])
+        view[2 : 2 + len(rest)] = rest
+        self.end = 2 + len(rest)
+
+    def rest(self) -> bytes:
+        """Return the text as it is in the file."""
+        return bytes(self.text[2 : self.end])
+
+
 LIST_START = re.compile(rb'"traceEvents"\s*:\s*\[')
 
 
@@ -368,13 +415,20 @@ CHUNK_DECODER = msgspec.json.Decoder(list[Event])
 EVENT_DECODER = msgspec.json.Decoder(Event)
 
 
-def _decode(chunk: bytes, text: _EventText) -> tuple[list[Event], int, int]:
-    """Return the events of a chunk, and how many were repaired and dropped."""
+def _decode(listed: memoryview, text: _EventText) -> tuple[list[Event], int, int]:
+    """Return the events of a list, and how many were repaired and dropped."""
+    if not (text.ended or text.carry):
+        try:
+            return CHUNK_DECODER.decode(listed), 0, 0
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass
+    chunk = bytes(listed[2:-2])
     if text.ended:
         text.extend_tail(text.separator + chunk)
         return [], 0, 0
-    if text.carry:
-        chunk, text.carry = text.carry + text.separator + chunk, b""
+    if not text.carry:
+        return _decode_one_by_one(chunk, text)
+    chunk, text.carry = text.carry + text.separator + chunk, b""
     try:
         return CHUNK_DECODER.decode(b"[{" + chunk + b"}]"), 0, 0
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -548,14 +602,17 @@ class _Columns:
             self._note(event)
         kept = [event for event in events if event.ph == "X"]
         kinds = np.fromiter(map(self._kinds.__getitem__, map(attrgetter("cat"), kept)), np.int8, len(kept))
-        wanted = kinds != Kind.OTHER
-        frames = np.flatnonzero(kinds == Kind.FRAME)
-        if len(frames):
-            wanted[frames] = self._wanted([kept[index] for index in frames])
-        if not wanted.all():
-            kept, kinds = list(compress(kept, wanted.tolist())), kinds[wanted]
+        kept, kinds = _chosen(kept, kinds != Kind.OTHER, kinds)
+        lengths, bad = _nanoseconds(list(map(attrgetter("dur"), kept)), missing=0)
+        frames = kinds == Kind.FRAME
+        if frames.any():
+            wanted = ~frames | (~bad & (lengths >= LONG_FRAME_US * 1000))
+            short = np.flatnonzero(~wanted)
+            named = map(self._matters.__getitem__, [kept[index].name for index in short.tolist()])
+            wanted[short] = np.fromiter(named, np.bool_, len(short))
+            kept, kinds, lengths, bad = _chosen(kept, wanted, kinds, lengths, bad)
         if kept:
-            self._append(kept, kinds)
+            self._append(kept, kinds, lengths, bad)
 
     def finish(self) -> None:
         """Join the chunks."""
@@ -578,14 +635,11 @@ class _Columns:
             if not bad[0]:
                 self._trace.memory.append((int(at[0]), args.allocated, args.reserved))
 
-    def _append(self, kept: list[Event], kinds: Column) -> None:
-        starts, bad_starts = _nanoseconds(list(map(attrgetter("ts"), kept)))
-        lengths, bad_lengths = _nanoseconds(list(map(attrgetter("dur"), kept)), missing=0)
-        bad = bad_starts | bad_lengths
-        if bad.any():
-            self._trace.dropped += int(bad.sum())
-            kept, kinds = list(compress(kept, (~bad).tolist())), kinds[~bad]
-            starts, lengths = starts[~bad], lengths[~bad]
+    def _append(self, kept: list[Event], kinds: Column, lengths: Array, bad: Mask) -> None:
+        starts, unusable = _nanoseconds(list(map(attrgetter("ts"), kept)))
+        bad = bad | unusable
+        self._trace.dropped += int(bad.sum())
+        kept, kinds, starts, lengths = _chosen(kept, ~bad, kinds, starts, lengths)
         size = len(kept)
         parts = self._parts
         parts["ts"].append(starts)
@@ -612,18 +666,11 @@ class _Columns:
             if own.wait_stream >= 0:
                 self._trace.waits.append((own.stream, own.correlation, own.wait_stream, own.record))
 
-    def _wanted(self, frames: list[Event]) -> Mask:
-        """Tell which Python frames are kept: by name, or because they are long."""
-        matter = np.fromiter(map(self._matters.__getitem__, map(attrgetter("name"), frames)), np.bool_, len(frames))
-        lengths, bad = _nanoseconds(list(map(attrgetter("dur"), frames)), missing=0)
-        return np.asarray(matter | (~bad & (lengths >= LONG_FRAME_US * 1000)))
-
     def _texts(self, args: list[Args], name: str) -> Column:
         """Return the codes of a text argument; -1 where absent."""
-        raws = list(map(attrgetter(name), args))
-        if name != "dims" and not b"".join(raws):
-            return np.full(len(raws), -1, np.int32)
-        found = list(map(bytes, raws))
+        found = list(map(bytes, map(attrgetter(name), args)))
+        if name != "dims" and not any(found):
+            return np.full(len(found), -1, np.int32)
         if name == "dims" and b"" in found:
             found = [text or bytes(own.dims_2021) for text, own in zip(found, args, strict=True)]
         return np.fromiter(map(self._codes.__getitem__, found), np.int32, len(found))
@@ -655,6 +702,13 @@ class _Columns:
             return np.fromiter(values, np.int64, len(values))
         except (TypeError, ValueError, OverflowError):
             return np.array([self._number(value) for value in values], np.int64)
+
+
+def _chosen(events: list[Event], rows: Mask, *columns: Any) -> Any:  # noqa: ANN401  arrays of any types
+    """Return the chosen events and rows of columns."""
+    if rows.all():
+        return events, *columns
+    return list(compress(events, rows.tolist())), *(column[rows] for column in columns)
 
 
 def _either(args: list[Args], name: str, older: str) -> Array:
