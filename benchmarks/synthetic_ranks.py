@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from traceaudit.account import RankAccount, account
+from traceaudit.account import RankAccount, account, compact
 from traceaudit.intervals import Intervals
 from traceaudit.leaves import Leaf
+from traceaudit.ranks.members import categorical
 from traceaudit.reading.normalise import read_trace
 from traceaudit.simulate import simulate
 from traceaudit.steps import Selection, Steps
@@ -69,25 +70,24 @@ def _account(
     count = len(start)
     window = Intervals(np.array([BEGUN_NS - PERIOD_NS]), np.array([BEGUN_NS + (count + 1) * PERIOD_NS]))
     exposed_ns = int((end - start).sum())
-    members = np.empty(count, dtype=object)
-    members[:] = [across if spans else group for spans in wide]
     own = template.communications
     communications = own.iloc[np.zeros(count, np.intp)].reset_index(drop=True)
-    communications = communications.assign(
-        start_ns=start,
-        end_ns=end,
-        kind=pd.Series(["all_reduce"] * count, dtype=own["kind"].dtype),
-        direction=pd.Series([""] * count, dtype=own["direction"].dtype),
-        group_description=pd.Series(
-            np.where(wide, "mesh_dp", "mesh_tp").astype(object), dtype=own["group_description"].dtype
-        ),
-        group_size=np.where(wide, len(across), len(group)),
-        bytes=np.where(wide, 1 << 26, 1 << 22),
-        seq=np.arange(count),
+    communications = compact(
+        communications.assign(
+            start_ns=start,
+            end_ns=end,
+            kind="all_reduce",
+            direction="",
+            group_description=np.where(wide, "mesh_dp", "mesh_tp"),
+            group_size=np.where(wide, len(across), len(group)),
+            group=categorical(wide.astype(np.int8), [group, across]),
+            bytes=np.where(wide, 1 << 26, 1 << 22),
+            seq=np.arange(count),
+        )
     )
-    communications["group"] = members
     computing = np.concatenate(([start[0] - window.start[0]], start[1:] - end[:-1]))
-    progress = np.repeat(np.cumsum(computing)[:, None, None], 2, axis=1)
+    places = np.arange(0, 2 * count, 2, dtype=np.int32)
+    progress = pd.DataFrame({"place": places, "cls": np.int16(Leaf.NOT_SPLIT), "ns": computing})
     rest = int(window.end[0] - window.start[0]) - exposed_ns
     compute = template.compute.iloc[:1].assign(step=0, ns=rest)
     return dataclasses.replace(
@@ -107,12 +107,17 @@ def _account(
         decided=template.decided.iloc[:0],
         compute=compute,
         exposed=pd.DataFrame(
-            {"step": 0, "start_ns": start, "end_ns": end, "communication": np.arange(count), "trailing": False}
+            {
+                "step": np.zeros(count, np.int32),
+                "start_ns": start,
+                "end_ns": end,
+                "communication": np.arange(count, dtype=np.int32),
+                "trailing": False,
+            }
         ),
         communications=communications,
         signatures=template.signatures.iloc[:8].assign(step=0),
         progress=progress,
-        progress_classes=(int(Leaf.NOT_SPLIT),),
         memo=template.memo.iloc[:1].assign(step=0),
         device=rank % GPUS,
         **{

@@ -13,6 +13,7 @@ from traceaudit.account import account
 from traceaudit.ranks.align import _fitted, _violations, align
 from traceaudit.ranks.arrivals import arrivals
 from traceaudit.ranks.collectives import gather, layout
+from traceaudit.ranks.instances import Instances
 from traceaudit.ranks.matching import Matching, match
 from traceaudit.reading.normalise import read_trace
 from traceaudit.steps import Selection
@@ -91,7 +92,8 @@ def test_end_before_the_last_arrival_is_a_violation() -> None:
             "end_ns": [50_000, 90_000],
         }
     )
-    matching = Matching(np.zeros(2, np.int64), np.ones(2, np.bool_), {})
+    instance = np.zeros(2, np.int32)
+    matching = Matching(instance, np.ones(2, np.bool_), {}, Instances.of(instance, np.arange(2)))
     assert _violations(table, matching, np.zeros((2, 2)), {}, 0)[0] == 0
     assert _violations(table, matching, np.array([[0.0, 0.0], [-20_000.0, 0.0]]), {}, 0)[0] == 1
 

@@ -8,7 +8,6 @@ from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,15 @@ from hypothesis import strategies as st
 
 from traceaudit.errors import InputError, NotATraceError, TraceAuditError
 from traceaudit.events import Kind
-from traceaudit.reading.decode import COLLECTIVE_FIELDS, RawTrace, load
+from traceaudit.reading import chunks, streams
+from traceaudit.reading.columns import RawTrace
+from traceaudit.reading.decode import load
+from traceaudit.reading.fields import COLLECTIVE_FIELDS
 from traceaudit.reading.normalise import normalise
 from traceaudit.simulate import SCENARIOS, Layout, play, simulate
 from traceaudit.simulate.kineto_file import WRITERS, Document
 from traceaudit.simulate.kineto_rows import events as kineto_events
 from traceaudit.simulate.kineto_rows import header
-
-reader = import_module("traceaudit.reading.decode")  # the package also has a function of that name
 
 Event = dict[str, Any]
 Row = tuple[object, ...]
@@ -244,7 +244,8 @@ def test_the_size_of_the_blocks_read_does_not_matter(
     """A file read in blocks smaller than an event gives the same events: no event is lost at a border."""
     content = simulated(layout)
     whole = read(content)
-    monkeypatch.setattr(reader, "BLOCK_BYTES", block)
+    monkeypatch.setattr(chunks, "BLOCK_BYTES", block)
+    monkeypatch.setattr(streams, "INFLATED_BYTES", block)
     for packed in (content, gzip.compress(content, 1)):
         trace = read(packed)
         assert rows(trace) == rows(whole)
@@ -494,12 +495,13 @@ def test_borders_inside_an_event_do_not_split_it(
     assert trace.metadata == {"last": 1}
 
 
-@pytest.mark.parametrize("block", [1_000, 4_000, reader.BLOCK_BYTES])
+@pytest.mark.parametrize("block", [1_000, 4_000, chunks.BLOCK_BYTES])
 def test_borders_inside_events_do_not_matter_at_the_borders_of_blocks(
     block: int, read: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A block that ends inside a nested list or a text loses nothing."""
-    monkeypatch.setattr(reader, "BLOCK_BYTES", block)
+    monkeypatch.setattr(chunks, "BLOCK_BYTES", block)
+    monkeypatch.setattr(streams, "INFLATED_BYTES", block)
     inside = list(INSIDE.values())
     events = [kernel(number, args={"stream": 1, **inside[number % 4]}) for number in range(1_500)]
     trace = read(tight({"traceEvents": events, "baseTimeNanoseconds": 5}))
@@ -539,7 +541,8 @@ def test_keys_before_and_behind_the_events_are_read(indent: int | None, after: b
 
 def test_a_long_tail_of_objects_is_read_whole(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list behind the events, longer than a block, is no list of events."""
-    monkeypatch.setattr(reader, "BLOCK_BYTES", 1_000)
+    monkeypatch.setattr(chunks, "BLOCK_BYTES", 1_000)
+    monkeypatch.setattr(streams, "INFLATED_BYTES", 1_000)
     keys = {"logs": [{"line": number, "text": "x" * 50} for number in range(4_000)], "rank": 1}
     trace = read(tight({"traceEvents": [kernel(1), kernel(2)], **keys}))
     assert trace.metadata == keys

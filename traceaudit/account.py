@@ -17,7 +17,7 @@ from traceaudit.idle.facts import host_facts
 from traceaudit.idle.gaps import resolve
 from traceaudit.idle.launches import throughput
 from traceaudit.idle.table import named_gaps
-from traceaudit.intervals import Intervals, cross, elapsed
+from traceaudit.intervals import Array, Intervals, cross, elapsed
 from traceaudit.leaves import Bucket, Leaf
 from traceaudit.mfu.kernel_work import (
     distinct,
@@ -27,6 +27,8 @@ from traceaudit.mfu.kernel_work import (
     slowed_by_overlap,
     work_classes,
 )
+from traceaudit.ranks.instances import small
+from traceaudit.ranks.members import categorical
 from traceaudit.reading.normalise import parse_ranks
 from traceaudit.recompute import recompute
 from traceaudit.schedule import schedule
@@ -76,15 +78,15 @@ class RankAccount:
         exposed: ``step, start_ns, end_ns, communication, trailing`` pieces owned by a communication; trailing ones
             are the idle time between its end and the kernel that depended on it.
         communications: one row a communication activity: ``start_ns, end_ns, kind, group, group_description,
-            group_size, bytes, seq, source_rank, destination_rank, root, recompute``; ``group`` is a tuple of ranks or
-            None.
+            group_size, bytes, seq, source_rank, destination_rank, root, recompute``; ``group`` is a tuple of ranks, or
+            missing. Texts and groups are categories, and integers that fit have 32 bits: there are millions of rows.
         kernels: ``name, state, family, dtype, count, ns, flops, bytes, known_ns`` summed over the windows; `flops` as
             the hardware ran them; and of the longest run ``start_ns, end_ns, stream``.
         signatures: ``step, signature, name, family, count, ns`` of compute that was not recomputed; a signature is a
             hash of kernel, grid and shapes, equal on all ranks.
-        progress: time by class (compute as NOT_SPLIT, recompute as KERNELS) from the beginning of the first window to
-            the start and to the end of each communication: int64, communications x 2 x classes.
-        progress_classes: the classes (`Leaf`) that occur.
+        progress: ``place, cls, ns``: time by class (`Leaf`; compute as NOT_SPLIT, recompute as KERNELS) between one
+            start or end of a communication and the next. Places number starts and ends in the order of time
+            (`edge_order`); at place 0 stands the time since the beginning of the first window.
         schedule: forward and backward work of a rank of a pipeline (`traceaudit.schedule`).
         memo: ``step, busy_ns, comm_ns, overlapped_comm_ns``.
         matrix_products: matrix products with shapes, and those without.
@@ -111,7 +113,7 @@ class RankAccount:
     communications: pd.DataFrame
     kernels: pd.DataFrame
     signatures: pd.DataFrame
-    progress: npt.NDArray[np.int64]
+    progress: pd.DataFrame
     schedule: pd.DataFrame
     memo: pd.DataFrame
     matrix_products: tuple[int, int]
@@ -128,7 +130,6 @@ class RankAccount:
     overlap: pd.DataFrame = field(default_factory=pd.DataFrame)
     shapes: pd.DataFrame = field(default_factory=pd.DataFrame)
     counting: dict[str, int] = field(default_factory=dict)
-    progress_classes: tuple[int, ...] = ()
 
     @property
     def rank(self) -> int:
@@ -162,7 +163,6 @@ def account(trace: Trace, selection: Selection) -> RankAccount:
     signature = signature_codes(events, table)
     time = owned_compute(pieces, steps)
     communication = np.flatnonzero(table["state"].to_numpy() == State.COMMUNICATION)
-    progress, progress_classes = _progress(table, pieces, idle, again, communication, int(windows.start[0]))
     names = [str(name) for name in events["name"].cat.categories]
     return RankAccount(
         origin=trace.origin,
@@ -177,8 +177,7 @@ def account(trace: Trace, selection: Selection) -> RankAccount:
         communications=_communications(trace, table, communication, again),
         kernels=_kernels(events, table, windows, products),
         signatures=_signatures(events, table, time, signature, again),
-        progress=progress,
-        progress_classes=progress_classes,
+        progress=_progress(table, pieces, idle, again, communication, int(windows.start[0])),
         schedule=schedule(trace, table, pieces, idle, steps, again),
         memo=_memo(table, steps),
         matrix_products=(products.operators, products.unknown),
@@ -213,7 +212,7 @@ def _without_gpu(trace: Trace, first: int, last: int) -> RankAccount:
         communications=none,
         kernels=none,
         signatures=none,
-        progress=np.empty((0, 2, 0), np.int64),
+        progress=none,
         schedule=none,
         memo=none,
         matrix_products=(0, 0),
@@ -291,10 +290,10 @@ def _exposed(
     index = np.searchsorted(communication, table["owner"].to_numpy()[piece])
     return pd.DataFrame(
         {
-            "step": steps.step[window],
+            "step": steps.step[window].astype(np.int32),
             "start_ns": part.start,
             "end_ns": part.end,
-            "communication": index.astype(np.int64),
+            "communication": index.astype(np.int32),
             "trailing": table["trailing"].to_numpy(dtype=np.bool_)[piece],
         }
     )
@@ -327,25 +326,38 @@ def _communications(
 
     size = np.array([DTYPE_BYTES.get(str(name), 1) for name in column("dtype", "")], np.int64)
     elements = np.maximum(column("in_elements", -1).astype(np.int64), column("out_elements", -1).astype(np.int64))
-    group = np.empty(len(args), dtype=object)
-    group[:] = [members[index] if has else None for index, has in zip(at, present, strict=True)]
-    return pd.DataFrame(
-        {
-            "start_ns": rows["start_ns"].to_numpy(),
-            "end_ns": rows["end_ns"].to_numpy(),
-            "kind": rows["kind"].to_numpy(dtype=object),
-            "direction": [str(name) if str(name) in ("send", "recv") else "" for name in column("collective", "")],
-            "group": group,
-            "group_description": column("group_description", ""),
-            "group_size": column("group_size", -1).astype(np.int64),
-            "bytes": np.where(elements >= 0, elements * size, -1),
-            "seq": column("seq", -1).astype(np.int64),
-            "source_rank": column("source_rank", -1).astype(np.int64),
-            "destination_rank": column("destination_rank", -1).astype(np.int64),
-            "root": rows["root"].to_numpy(),
-            "stream": rows["stream"].to_numpy(),
-            "recompute": again[chosen],
-        }
+    groups = list(dict.fromkeys(members[index] for index in np.unique(at[present]) if members[index] is not None))
+    number = {group: code for code, group in enumerate(groups)}
+    code_of = np.array([-1 if own is None else number[own] for own in (*members, None)], np.int64)
+    return compact(
+        pd.DataFrame(
+            {
+                "start_ns": rows["start_ns"].to_numpy(),
+                "end_ns": rows["end_ns"].to_numpy(),
+                "kind": rows["kind"].to_numpy(dtype=object),
+                "direction": [str(name) if str(name) in ("send", "recv") else "" for name in column("collective", "")],
+                "group": categorical(code_of[args], groups),
+                "group_description": column("group_description", ""),
+                "group_size": column("group_size", -1).astype(np.int64),
+                "bytes": np.where(elements >= 0, elements * size, -1),
+                "seq": column("seq", -1).astype(np.int64),
+                "source_rank": column("source_rank", -1).astype(np.int64),
+                "destination_rank": column("destination_rank", -1).astype(np.int64),
+                "root": rows["root"].to_numpy(),
+                "stream": rows["stream"].to_numpy(),
+                "recompute": again[chosen],
+            }
+        )
+    )
+
+
+def compact(communications: pd.DataFrame) -> pd.DataFrame:
+    """Return `RankAccount.communications` with texts as categories and in 32 bits what fits."""
+    texts = ("kind", "direction", "group_description")
+    integers = ("group_size", "seq", "source_rank", "destination_rank", "root", "stream")
+    return communications.assign(
+        **{name: pd.Categorical(communications[name].to_numpy(dtype=object)) for name in texts},
+        **{name: small(communications[name].to_numpy(dtype=np.int64)) for name in integers},
     )
 
 
@@ -405,6 +417,15 @@ def _signatures(
     return named
 
 
+def edge_order(start: Array, end: Array) -> npt.NDArray[np.intp]:
+    """Return the starts and ends of communications in the order of time: 2 x row for a start, 2 x row + 1 for an end.
+
+    >>> edge_order(np.array([0, 3]), np.array([5, 4])).tolist()
+    [0, 2, 3, 1]
+    """
+    return np.argsort(np.stack([start, end], axis=1).ravel(), kind="stable")
+
+
 def _progress(
     table: pd.DataFrame,
     pieces: pd.DataFrame,
@@ -412,23 +433,24 @@ def _progress(
     again: npt.NDArray[np.bool_],
     communication: npt.NDArray[np.intp],
     begun_ns: int,
-) -> tuple[npt.NDArray[np.int64], tuple[int, ...]]:
-    """Return the time of each class up to the start and the end of each communication, and the classes that occur."""
+) -> pd.DataFrame:
     computing = pieces[pieces["state"] == State.COMPUTE]
     redone = again[computing["owner"].to_numpy()]
     settled = idle[idle["after"] < 0]
     start = np.concatenate((computing["start_ns"].to_numpy(), settled["start_ns"].to_numpy()))
     end = np.concatenate((computing["end_ns"].to_numpy(), settled["end_ns"].to_numpy()))
     leaf = np.concatenate((np.where(redone, int(Leaf.KERNELS), int(Leaf.NOT_SPLIT)), settled["leaf"].to_numpy()))
-    at = np.stack([table[name].to_numpy()[communication] for name in ("start_ns", "end_ns")], axis=1)
-    result = np.zeros((*at.shape, len(CLASSES)), np.int64)
-    for column, cls in enumerate(CLASSES):
+    edges = [table[name].to_numpy()[communication] for name in ("start_ns", "end_ns")]
+    instant = np.stack(edges, axis=1).ravel()[edge_order(*edges)]
+    parts = []
+    for cls in CLASSES:
         own = leaf == cls
         order = np.argsort(start[own], kind="stable")
         spans = Intervals(start[own][order], end[own][order])
-        result[:, :, column] = elapsed(spans, at.ravel()).reshape(at.shape) - elapsed(spans, np.array([begun_ns]))[0]
-    occurring = np.flatnonzero(result.any(axis=(0, 1)))
-    return np.ascontiguousarray(result[:, :, occurring]), tuple(int(CLASSES[column]) for column in occurring)
+        ns = np.diff(elapsed(spans, instant), prepend=elapsed(spans, np.array([begun_ns])))
+        place = np.flatnonzero(ns)
+        parts.append(pd.DataFrame({"place": place.astype(np.int32), "cls": np.int16(cls), "ns": ns[place]}))
+    return pd.concat(parts, ignore_index=True)
 
 
 def _memo(table: pd.DataFrame, steps: Steps) -> pd.DataFrame:

@@ -1,7 +1,7 @@
 """Give every nanosecond of every step of every rank to one leaf, and check that they add up (attribution rule 3)."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,12 @@ from traceaudit.errors import PartitionError
 from traceaudit.intervals import Array, Intervals, cross, outside, union
 from traceaudit.leaves import Leaf
 from traceaudit.mfu.roofline import Split
-from traceaudit.ranks.align import Clock
+from traceaudit.ranks.align import Clock, by_rank
 from traceaudit.ranks.arrivals import Arrivals
 from traceaudit.ranks.blame import WAIT_LEAVES, Blame, blame
 from traceaudit.ranks.bubbles import Bubbles, divide
 from traceaudit.ranks.collectives import Layout
+from traceaudit.ranks.instances import summed
 from traceaudit.ranks.links import transfers
 from traceaudit.ranks.matching import Matching
 from traceaudit.ranks.members import each
@@ -129,12 +130,15 @@ def attribute(job: Job, table: pd.DataFrame, split: Split) -> Attribution:
     table, waited, last_rank = with_common_end(table, job)
     exposed = _inside(exposed, table)
     origins = blame(job.accounts, job.communications, job.matching, job.arrivals, exposed, job.peers)
-    exposed = _by_cause(exposed, origins)
-    parts = [exposed[["rank", "step", "leaf", "ns"]], waited]
-    bubbles = _divided(job, table, exposed, pd.concat(parts, ignore_index=True))
+    parts = _by_cause(exposed, origins)
+    del exposed
+    exposed = _joined(parts)
+    origins = replace(origins, shares=origins.shares[:0])  # they did what they are for, and are many
+    sums = pd.concat([summed(exposed, ["rank", "step", "leaf"]), waited], ignore_index=True)
+    bubbles = _divided(job, table, exposed, sums)
     decided = [account.decided.assign(rank=account.rank) for account in job.accounts]
-    parts = [part[part["leaf"] != Leaf.UNDIVIDED] for part in parts]
-    ledger = pd.concat([*decided, split.leaves, *parts, bubbles.parts], ignore_index=True)
+    settled = sums[sums["leaf"] != Leaf.UNDIVIDED]
+    ledger = pd.concat([*decided, split.leaves, settled, bubbles.parts], ignore_index=True)
     ledger = ledger.groupby(["rank", "step", "leaf"], as_index=False)[["ns"]].sum()
     ledger = ledger[ledger["ns"] != 0].merge(table[["rank", "step"]], on=["rank", "step"])
     check(table, ledger)
@@ -151,10 +155,13 @@ def attribute(job: Job, table: pd.DataFrame, split: Split) -> Attribution:
 
 def _inside(exposed: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the ranks and steps of a table of windows."""
-    rank, step = (pd.concat([exposed[name], table[name]]).to_numpy(dtype=np.int64) for name in ("rank", "step"))
-    step = pd.factorize(step)[0]
-    key = rank * (int(step.max(initial=0)) + 1) + step
-    inside = np.isin(key[: len(exposed)], key[len(exposed) :])
+    steps = np.unique(table["step"].to_numpy())
+    held = np.zeros((int(table["rank"].max()) + 1, len(steps) + 1), np.bool_)  # the last one is for no such step
+    held[table["rank"].to_numpy(), np.searchsorted(steps, table["step"].to_numpy())] = True
+    step = exposed["step"].to_numpy()
+    slot = np.minimum(np.searchsorted(steps, step), len(steps) - 1)
+    rank = np.minimum(exposed["rank"].to_numpy(), len(held) - 1)
+    inside = held[rank, np.where(steps[slot] == step, slot, len(steps))] & (rank == exposed["rank"].to_numpy())
     if inside.all():
         return exposed
     kept: pd.DataFrame = exposed[inside].reset_index(drop=True)
@@ -176,21 +183,27 @@ def _with_further(origins: Blame, waited: pd.DataFrame, last_rank: int, bubbles:
     return Blame(origins.shares, pd.concat(costs, ignore_index=True) if costs else origins.costs)
 
 
-def _by_cause(exposed: pd.DataFrame, origins: Blame) -> pd.DataFrame:
-    """Divide the waits for late ranks by their causes, in whole nanoseconds."""
-    late = exposed["leaf"].to_numpy() == Leaf.LATE_RANK
-    waits = exposed[late]
-    ns = waits["ns"].to_numpy(dtype=np.int64)
-    shares = origins.shares[waits["row"].to_numpy(dtype=np.int64)]
-    parts = np.floor(shares * ns[:, None]).astype(np.int64)
-    largest = np.argmax(shares, axis=1)
-    parts[np.arange(len(parts)), largest] += ns - parts.sum(axis=1)
-    divided = [
-        waits[parts[:, index] != 0].assign(leaf=np.int16(leaf), ns=parts[parts[:, index] != 0, index])
-        for index, leaf in enumerate(WAIT_LEAVES)
-    ]
-    result: pd.DataFrame = pd.concat([exposed[~late], *divided], ignore_index=True)
-    return result
+def _by_cause(exposed: pd.DataFrame, origins: Blame) -> list[pd.DataFrame]:
+    """Divide the waits for late ranks by their causes, in whole nanoseconds.
+
+    Returns:
+        The table with the largest part of each wait, and the other parts.
+    """
+    leaf, ns = exposed["leaf"].to_numpy().copy(), exposed["ns"].to_numpy().copy()
+    late = np.flatnonzero(leaf == Leaf.LATE_RANK)
+    others = []
+    for begin in range(0, len(late), PIECES):
+        some = late[begin : begin + PIECES]
+        waits = exposed.iloc[some]
+        shares = origins.shares[waits["row"].to_numpy()]
+        parts = np.floor(shares * ns[some][:, None]).astype(np.int64)
+        largest = np.argmax(shares, axis=1)
+        held = np.arange(len(some)), largest
+        ns[some] -= parts.sum(axis=1) - parts[held]
+        leaf[some] = np.array(WAIT_LEAVES, np.int16)[largest]
+        parts[held] = 0
+        others += [_part(waits, cause, parts[:, index]) for index, cause in enumerate(WAIT_LEAVES)]
+    return [exposed.assign(leaf=leaf, ns=ns), *others]
 
 
 def check(table: pd.DataFrame, ledger: pd.DataFrame) -> None:
@@ -214,32 +227,62 @@ def check(table: pd.DataFrame, ledger: pd.DataFrame) -> None:
 
 
 def _exposed(job: Job) -> pd.DataFrame:
-    """Return ``rank, step, leaf, ns, row, start_ns`` of time owned by communications; ``row`` in their table."""
+    """Return ``rank, step, row, start_ns, leaf, ns`` of time owned by communications; ``row`` in their table."""
     offset = np.cumsum([0, *(len(account.communications) for account in job.accounts)])
-    owned = [account.exposed for account in job.accounts]
+    parts = [
+        pd.DataFrame({name: np.empty(0, dtype) for name, dtype in EXPOSED.items()}),
+        *(
+            part
+            for some in _some_at_a_time([len(account.exposed) for account in job.accounts])
+            for part in _exposed_of(job, job.accounts[some], offset[some])
+        ),
+    ]
+    return _joined(parts)
+
+
+PIECES = 1 << 20  # looked at at a time, so that what is derived from them fills little memory
+EXPOSED = {"rank": np.int32, "step": np.int32, "row": np.int32, "start_ns": np.int64, "leaf": np.int16, "ns": np.int64}
+
+
+def _some_at_a_time(sizes: Sequence[int]) -> Iterator[slice]:
+    """Yield stretches of things that have `PIECES` pieces together, or little more."""
+    begun = held = 0
+    for index, size in enumerate(sizes):
+        held += size
+        if held >= PIECES or index + 1 == len(sizes):
+            yield slice(begun, index + 1)
+            begun, held = index + 1, 0
+
+
+def _exposed_of(job: Job, accounts: Sequence[RankAccount], offset: Array) -> list[pd.DataFrame]:
+    owned = [(account, first) for account, first in zip(accounts, offset, strict=False) if len(account.exposed)]
+    if not owned:
+        return []
     pieces = pd.DataFrame(
         {
-            "rank": np.repeat([account.rank for account in job.accounts], [len(own) for own in owned]).astype(np.int32),
-            "step": _joined([own["step"] for own in owned if len(own)], np.int32),
-            "start_ns": _joined([own["start_ns"] for own in owned if len(own)], np.int64),
-            "end_ns": _joined([own["end_ns"] for own in owned if len(own)], np.int64),
-            "row": _joined(
-                [own["communication"] + first for own, first in zip(owned, offset[:-1], strict=True) if len(own)],
-                np.int32,
+            "rank": np.repeat(
+                np.array([own.rank for own, _ in owned], np.int32), [len(own.exposed) for own, _ in owned]
             ),
-            "trailing": _joined([own["trailing"] for own in owned if len(own)], np.bool_),
+            "row": np.concatenate([own.exposed["communication"].to_numpy() + first for own, first in owned]),
+            **{
+                name: np.concatenate([own.exposed[name].to_numpy() for own, _ in owned])
+                for name in ("step", "start_ns", "end_ns", "trailing")
+            },
         },
         copy=False,
     )
-    if not len(pieces):
-        return pd.DataFrame({name: np.empty(0, np.int64) for name in ("rank", "step", "leaf", "ns", "row", "start_ns")})
-    pipeline = job.communications["pipeline"].to_numpy(dtype=np.bool_)[pieces["row"].to_numpy(dtype=np.int64)]
-    parts = [_pipeline_parts(pieces[pipeline], job.communications), _collective_parts(job, pieces[~pipeline])]
-    return pd.concat(parts, ignore_index=True)
+    pipeline = job.communications["pipeline"].to_numpy(dtype=np.bool_)[pieces["row"].to_numpy()]
+    if not pipeline.any():
+        return _collective_parts(job, pieces)
+    return [*_pipeline_parts(pieces[pipeline], job.communications), *_collective_parts(job, pieces[~pipeline])]
 
 
-def _joined(columns: Sequence["pd.Series[Any]"], dtype: Any) -> npt.NDArray[Any]:  # noqa: ANN401  a numpy type
-    return np.concatenate([np.empty(0, dtype), *(column.to_numpy(dtype=dtype) for column in columns)])
+def _joined(parts: list[pd.DataFrame]) -> pd.DataFrame:
+    """Join tables of the columns of `EXPOSED` column by column, giving up the parts, so that memory holds them once."""
+    columns = [[part[name].to_numpy(dtype=dtype, copy=False) for part in parts] for name, dtype in EXPOSED.items()]
+    parts.clear()
+    columns.reverse()
+    return pd.DataFrame({name: np.concatenate(columns.pop()) for name in EXPOSED}, copy=False)
 
 
 def _part(pieces: pd.DataFrame, leaf: Array | Leaf, ns: Array) -> pd.DataFrame:
@@ -249,10 +292,9 @@ def _part(pieces: pd.DataFrame, leaf: Array | Leaf, ns: Array) -> pd.DataFrame:
     return pd.DataFrame({**columns, "leaf": code, "ns": ns[kept]}, copy=False)
 
 
-def _pipeline_parts(pieces: pd.DataFrame, communications: pd.DataFrame) -> pd.DataFrame:
+def _pipeline_parts(pieces: pd.DataFrame, communications: pd.DataFrame) -> list[pd.DataFrame]:
     """Return the point-to-point time of a pipeline: undivided, but for sends while no receive is pending."""
-    row = pieces["row"].to_numpy(dtype=np.int64)
-    sending = communications["direction"].to_numpy(dtype=object)[row] == "send"
+    sending = (communications["direction"] == "send").to_numpy()[pieces["row"].to_numpy()]
     parts = [_length(pieces[~sending], Leaf.UNDIVIDED)]
     for rank, own in pieces[sending].groupby("rank"):
         mine = (communications["rank"] == rank) & (communications["kind"] == "send_recv")
@@ -261,14 +303,14 @@ def _pipeline_parts(pieces: pd.DataFrame, communications: pd.DataFrame) -> pd.Da
         span = Intervals(own["start_ns"].to_numpy(dtype=np.int64), own["end_ns"].to_numpy(dtype=np.int64))
         for common, leaf in ((cross(span, pending), Leaf.UNDIVIDED), (outside(span, pending), Leaf.PP)):
             parts.append(_part(own.iloc[common.left], leaf, common.end - common.start))
-    return pd.concat(parts, ignore_index=True)
+    return parts
 
 
 def _length(pieces: pd.DataFrame, leaf: Leaf) -> pd.DataFrame:
     return _part(pieces, leaf, (pieces["end_ns"] - pieces["start_ns"]).to_numpy(dtype=np.int64))
 
 
-def _collective_parts(job: Job, pieces: pd.DataFrame) -> pd.DataFrame:
+def _collective_parts(job: Job, pieces: pd.DataFrame) -> list[pd.DataFrame]:
     """Split time in collectives at the last arrival: waiting before it, transfer after.
 
     Waits shorter than the residual of the clocks stay transfer, as does a kernel that ended more than that before the
@@ -284,45 +326,39 @@ def _collective_parts(job: Job, pieces: pd.DataFrame) -> pd.DataFrame:
     waits = arrivals.known[row] & ~trailing & ~left_early & told_apart
     turn = np.where(waits, np.clip(awaited, start, end), start)
     cut = np.where(waits, np.clip(_recorded_from(job, row), start, turn), start)
-    staged = _spans_stages(communications, job.plan)[row]
+    staged = _spans_stages(communications["members"].iloc[row], job.plan)
     wait_leaf = np.where(staged, int(Leaf.UNDIVIDED), int(Leaf.LATE_RANK))
     transfer_leaf = communications["leaf"].to_numpy()[row]
     recompute = communications["recompute"].to_numpy(dtype=np.bool_)[row]
     transfer_leaf = np.where(recompute, int(Leaf.COMMUNICATION), transfer_leaf)
     certain = job.matching.complete[row] & arrivals.known[row]
     transfer_leaf = np.where(certain, transfer_leaf, int(Leaf.TRANSFER_OR_WAIT))
-    return pd.concat(
-        [
-            _part(pieces, Leaf.TRACE_CUT, cut - start),
-            _part(pieces, wait_leaf, turn - cut),
-            _part(pieces, transfer_leaf, end - turn),
-        ],
-        ignore_index=True,
-    )
+    return [
+        _part(pieces, Leaf.TRACE_CUT, cut - start),
+        _part(pieces, wait_leaf, turn - cut),
+        _part(pieces, transfer_leaf, end - turn),
+    ]
 
 
 def _recorded_from(job: Job, row: Array) -> Array:
     """Return when the awaited rank's recording began, on the clock of each row's rank."""
-    first = {account.rank: account.first_ns for account in job.accounts}
+    first = by_rank({account.rank: account.first_ns for account in job.accounts}, np.int64)
     awaited = job.arrivals.awaited_rank[row]
-    known = np.isin(awaited, list(first))
-    awaited = np.where(known, awaited, job.accounts[0].rank)
-    begun = np.asarray(pd.Series(first).reindex(awaited), np.int64)
-    rank = job.communications["rank"].to_numpy(dtype=np.int64)[row]
+    begun = first[awaited]
+    rank = job.communications["rank"].to_numpy()[row]
     own = begun - job.clock.offsets(awaited, begun) + job.clock.offsets(rank, begun)
-    comparable = known & ~job.arrivals.by_duration[row]
-    return np.where(comparable, own, np.iinfo(np.int64).min)
+    return np.where(job.arrivals.by_duration[row], np.iinfo(np.int64).min, own)
 
 
-def _spans_stages(communications: pd.DataFrame, plan: Layout) -> npt.NDArray[np.bool_]:
-    """Tell which communications join ranks of more than one pipeline stage."""
+def _spans_stages(members: "pd.Series[Any]", plan: Layout) -> npt.NDArray[np.bool_]:
+    """Tell of which communications the members are of more than one pipeline stage."""
     if not plan.stage:
-        return np.zeros(len(communications), np.bool_)
+        return np.zeros(len(members), np.bool_)
 
-    def spans(members: tuple[int, ...]) -> bool:
-        return len({plan.stage[rank] for rank in members if rank in plan.stage}) > 1
+    def spans(ranks: tuple[int, ...]) -> bool:
+        return len({plan.stage[rank] for rank in ranks if rank in plan.stage}) > 1
 
-    return np.asarray(each(communications["members"], spans), np.bool_)
+    return np.asarray(each(members, spans), np.bool_)
 
 
 def _without_cut_first_step(

@@ -275,7 +275,7 @@ def _quality(
         notes.append("Python stacks were recorded, which inflates host gaps")
     if sum(own.other_devices for own in present):
         notes.append("activity on other devices than each rank's own was left out")
-    if any(own.communications["group"].isna().any() for own in present if len(own.communications)) and world_size > 1:
+    if any(own.communications["assumed"].any() for own in present if len(own.communications)) and world_size > 1:
         notes.append("communications without recorded process group are taken to span all ranks")
     torn = [own.origin.file.name for own in accounts if own.losses.torn]
     notes += [f"{name}: the file is cut short; its complete events were used" for name in torn]

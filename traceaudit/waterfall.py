@@ -97,8 +97,10 @@ def result(
 
 
 def _by_leaf(ledger: pd.DataFrame) -> dict[Leaf, int]:
-    sums = ledger.groupby("leaf")["ns"].sum()
-    return {Leaf(int(leaf)): int(ns) for leaf, ns in zip(sums.index.to_numpy(), sums.to_numpy(), strict=True)}
+    leaves, place = np.unique(ledger["leaf"].to_numpy(), return_inverse=True)
+    sums = np.zeros(len(leaves), np.int64)
+    np.add.at(sums, place, ledger["ns"].to_numpy())
+    return {Leaf(leaf): ns for leaf, ns in zip(leaves.tolist(), sums.tolist(), strict=True)}
 
 
 def _buckets(ledger: pd.DataFrame) -> dict[Bucket, int]:
@@ -168,10 +170,9 @@ def _recompute(
     accounts: Sequence[RankAccount], by_leaf: Mapping[Leaf, int], windows: pd.DataFrame, mfu: float | None
 ) -> dict[str, Any]:
     """Return what activation checkpointing costs in the analysed steps, and what it is."""
-    steps = windows[["rank", "step"]]
-    frames = [own.recompute.assign(rank=own.rank) for own in accounts if own.steps is not None]
+    frames = [own.recompute.assign(rank=own.rank) for own in accounts if own.steps is not None and len(own.recompute)]
     return recompute_row(
-        [frame.merge(steps, on=["rank", "step"]) for frame in frames],
+        [pd.concat(frames, ignore_index=True).merge(windows[["rank", "step"]], on=["rank", "step"])] if frames else [],
         kernels_ns=by_leaf.get(Leaf.KERNELS, 0),
         communication_ns=by_leaf.get(Leaf.COMMUNICATION, 0),
         window_ns=int(windows["window_ns"].sum()),

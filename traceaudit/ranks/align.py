@@ -6,8 +6,9 @@ that would break that are corrected, and what remains broken is counted. What th
 residual: waits shorter than it cannot be told from transfers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ import pandas as pd
 
 from traceaudit.account import RankAccount
 from traceaudit.intervals import Array
+from traceaudit.ranks.instances import Instances
 from traceaudit.ranks.matching import ENDING_TOGETHER, Matching
 
 Floats = npt.NDArray[np.float64]
@@ -27,6 +29,7 @@ DRIFT_GAIN, DRIFT_GAIN_OF_FEW = (
     8.0,
 )  # factor by which a drift must reduce the residual, with ample evidence or less
 STEEPEST_DRIFT = 5e-4  # of real clocks
+EVIDENCE_ROWS = 1 << 21  # ends of collectives that the fit uses; more make it no better
 VIOLATED_SHARE = 0.1  # of the collectives, above which the fit is not used
 
 
@@ -64,13 +67,26 @@ class Clock:
 
     def offsets(self, rank: Array, instant: Array) -> Array:
         """Return own minus aligned time for ranks at instants of their own clocks."""
-        offset, drift = (pd.Series(values).reindex(rank).to_numpy() for values in (self.offset_ns, self.drift))
-        return np.asarray(np.rint(offset + drift * (instant - self.epoch_ns)), np.int64)
+        offset, drift = (by_rank(values, np.float64)[rank] for values in (self.offset_ns, self.drift))
+        drift *= instant - self.epoch_ns
+        drift += offset
+        return np.rint(drift, out=drift).astype(np.int64)
 
     @property
     def usable(self) -> bool:
         """Instants of different hosts can be compared."""
         return self.method in ("one_host", "collective_ends")
+
+
+def by_rank(values: Mapping[int, object], dtype: type[np.generic]) -> npt.NDArray[Any]:
+    """Return values by rank as an array; ranks without one have that of zero.
+
+    >>> by_rank({0: 1.5, 2: 2.5}, np.float64).tolist()
+    [1.5, 0.0, 2.5]
+    """
+    result = np.zeros(max(values, default=-1) + 1, dtype)
+    result[list(values)] = list(values.values())
+    return result
 
 
 def hosts(accounts: Sequence[RankAccount]) -> tuple[dict[int, int], tuple[str, ...]]:
@@ -135,36 +151,37 @@ def _evidence(table: pd.DataFrame, matching: Matching, epoch: int) -> pd.DataFra
     """Return rank, host and end (from the epoch) of the collectives whose ends agree best: the short ones.
 
     Large messages leave a ring or a tree at different instants, by real milliseconds. All-to-all and point-to-point
-    are used only if there is nothing else.
+    are used only if there is nothing else. Of very many collectives an even sample is used.
     """
     columns = ["instance", "rank", "host", "end", "transfer"]
     if not len(table):
         return pd.DataFrame(columns=columns)
-    frame = pd.DataFrame(
+    rank, host, end = (table[name].to_numpy() for name in ("rank", "host", "end_ns"))
+    together = table["kind"].isin(ENDING_TOGETHER).to_numpy() & (matching.instance >= 0)
+    rows = matching.rows
+    if together.any() and not together[rows.rows].all():
+        rows = Instances.of(np.where(together, matching.instance, -1), rank)
+    several = rows.ranks(rank) > 1
+    if not several.any():
+        return pd.DataFrame(columns=columns)
+    transfer = rows.min(end - table["start_ns"].to_numpy())
+    spanning = several & (rows.min(host) < rows.max(host))
+    limit = 2 * float(np.percentile(transfer[spanning if spanning.any() else several], 25))
+    chosen = np.flatnonzero(several & (transfer <= limit))
+    chosen = chosen[:: max(-(-int(rows.sizes[chosen].sum()) // EVIDENCE_ROWS), 1)]
+    kept = np.zeros(len(rows) + 1, np.bool_)  # the last one is for rows of no instance
+    kept[chosen] = True
+    row = np.flatnonzero(kept[rows.place])
+    place = rows.place[row]
+    return pd.DataFrame(
         {
-            "instance": matching.instance,
-            "rank": table["rank"].to_numpy(),
-            "host": table["host"].to_numpy(),
-            "end": (table["end_ns"].to_numpy() - epoch).astype(np.float64),
-            "length": table["end_ns"].to_numpy() - table["start_ns"].to_numpy(),
-            "together": table["kind"].isin(ENDING_TOGETHER).to_numpy(),
+            "instance": rows.number[place],
+            "rank": rank[row],
+            "host": host[row],
+            "end": (end[row] - epoch).astype(np.float64),
+            "transfer": transfer[place],
         }
     )
-    frame = frame[frame["instance"] >= 0]
-    if frame["together"].any():
-        frame = frame[frame["together"]]
-    by_instance = frame.groupby("instance")
-    frame = frame.assign(
-        transfer=by_instance["length"].transform("min"), several=by_instance["rank"].transform("nunique")
-    )
-    frame = frame[frame["several"] > 1]
-    if not len(frame):
-        return frame.reindex(columns=columns)
-    hosts_of = frame.groupby("instance")["host"].transform("nunique")
-    spanning = frame[hosts_of > 1] if (hosts_of > 1).any() else frame
-    limit = 2 * float(np.percentile(spanning.drop_duplicates("instance")["transfer"], 25))
-    chosen = frame[frame["transfer"] <= limit]
-    return chosen.reset_index(drop=True)
 
 
 def _fitted(evidence: pd.DataFrame, count: int) -> tuple[Floats, npt.NDArray[np.bool_]]:
@@ -259,9 +276,14 @@ def _slope(when: Floats, value: Floats) -> float:
 
 def _corrected(evidence: pd.DataFrame, offset: Floats, own: dict[int, float]) -> Floats:
     """Return ends on the aligned clock, from the epoch."""
-    host, end = evidence["host"].to_numpy(dtype=np.int64), evidence["end"].to_numpy(dtype=np.float64)
-    extra = np.asarray(pd.Series(own, dtype=np.float64).reindex(evidence["rank"]).fillna(0.0), np.float64)
-    return np.asarray(end - offset[host, 0] - offset[host, 1] * end - extra)
+    host, end = evidence["host"].to_numpy(dtype=np.intp), evidence["end"].to_numpy(dtype=np.float64)
+    aligned = end - offset[host, 0]
+    if offset[:, 1].any():
+        aligned -= offset[host, 1] * end
+    if own:
+        rank = evidence["rank"].to_numpy(dtype=np.intp)
+        aligned -= by_rank({int(rank.max(initial=0)): 0.0, **own}, np.float64)[rank]
+    return np.asarray(aligned)
 
 
 def _residuals(evidence: pd.DataFrame, offset: Floats, own: dict[int, float], tied: npt.NDArray[np.bool_]) -> Floats:
@@ -288,18 +310,19 @@ def _violations(
     table: pd.DataFrame, matching: Matching, offset: Floats, own: dict[int, float], epoch: int
 ) -> tuple[int, Floats]:
     """Return how many collectives end before their last participant arrived, and each one's overlap."""
-    chosen = (
-        (matching.instance >= 0) & table["kind"].isin(ENDING_TOGETHER).to_numpy()
-        if len(table)
-        else np.empty(0, np.bool_)
-    )
-    if not chosen.any():
+    if not len(table):
         return 0, np.empty(0)
-    frame = table.loc[chosen, ["rank", "host"]]
-    instance = matching.instance[chosen]
-    start, end = (
-        pd.Series(_corrected(frame.assign(end=table.loc[chosen, name] - epoch), offset, own)).groupby(instance)
-        for name in ("start_ns", "end_ns")
+    rank = table["rank"].to_numpy()
+    chosen = (matching.instance >= 0) & table["kind"].isin(ENDING_TOGETHER).to_numpy()
+    rows = matching.rows
+    if not chosen[rows.rows].all():
+        rows = Instances.of(np.where(chosen, matching.instance, -1), rank)
+    if not len(rows):
+        return 0, np.empty(0)
+    frame = table[["rank", "host"]]
+    last, first = (
+        pick(_corrected(frame.assign(end=table[name] - epoch), offset, own))
+        for pick, name in ((rows.max, "start_ns"), (rows.min, "end_ns"))
     )
-    early = (start.max() - end.min()).to_numpy()
+    early = last - first
     return int((early > 0).sum()), np.asarray(early)

@@ -7,7 +7,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from traceaudit.intervals import Array
-from traceaudit.ranks.align import Clock
+from traceaudit.ranks.align import Clock, by_rank
+from traceaudit.ranks.instances import Instances, Integers
 from traceaudit.ranks.matching import ENDING_TOGETHER, Matching
 
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
@@ -26,7 +27,7 @@ class Arrivals:
     """
 
     awaited_ns: Array
-    awaited_rank: Array
+    awaited_rank: Integers
     known: npt.NDArray[np.bool_]
     aligned_ns: Array
     by_duration: npt.NDArray[np.bool_]
@@ -42,58 +43,55 @@ def arrivals(table: pd.DataFrame, matching: Matching, clock: Clock) -> tuple[Arr
         none = np.empty(0, np.int64)
         nothing = np.empty(0, np.bool_)
         return Arrivals(none, none, nothing, none, nothing), clock
-    rank, start, end = (table[name].to_numpy(dtype=np.int64) for name in ("rank", "start_ns", "end_ns"))
-    matched = matching.instance >= 0
+    rank, start, end = (table[name].to_numpy() for name in ("rank", "start_ns", "end_ns"))
     shift = clock.offsets(rank, start)
     aligned = start - shift
-    comparable = _comparable(table, matching, clock)
-    last, by = _last(table, matching.instance, aligned)
+    rows = matching.rows
+    matched = matching.instance >= 0
+    comparable = rows.spread(_comparable(table, rows, clock), False)
     together = table["kind"].isin(ENDING_TOGETHER).to_numpy()
-    shortest, quickest = _shortest(rank, matching.instance, end - start)
     by_duration = matched & ~comparable & together
-    awaited = np.where(by_duration, end - shortest, last + shift)
+    shortest, quickest = _shortest(rank, rows, end - start)
+    last, by = _last(table, rows, aligned)
+    awaited = rows.spread(last, aligned)
+    awaited += shift
+    checked = matched & comparable & together & matching.complete
+    apart = _disagreement(start, end, awaited, rows.spread(shortest, 0), checked)
+    awaited = np.where(by_duration, end - rows.spread(shortest, 0), awaited)
     found = Arrivals(
         awaited_ns=awaited,
-        awaited_rank=np.where(by_duration, quickest, by),
+        awaited_rank=np.where(by_duration, rows.spread(quickest, rank), rows.spread(by, rank)),
         known=matched & (comparable | by_duration),
         aligned_ns=aligned,
         by_duration=by_duration,
     )
-    checked = matched & comparable & together & matching.complete
-    waits = np.maximum(last + shift - start, 0), (end - start) - shortest
-    apart = np.abs(waits[0] - waits[1])[checked]
     return found, replace(clock, disagreement_ns=int(np.median(apart)) if len(apart) else None)
 
 
-def _comparable(table: pd.DataFrame, matching: Matching, clock: Clock) -> npt.NDArray[np.bool_]:
-    """Tell which rows belong to instances whose ranks share a clock, or have aligned ones."""
-    host = table["host"].to_numpy()
-    aligned = pd.Series(clock.aligned).reindex(table["rank"]).to_numpy(dtype=np.bool_)
-    frame = pd.DataFrame({"instance": matching.instance, "host": host, "aligned": aligned})
-    by_instance = frame.groupby("instance")
-    one_host = by_instance["host"].transform("nunique").to_numpy() == 1
-    return np.asarray(one_host | by_instance["aligned"].transform("all").to_numpy(dtype=np.bool_))
+def _disagreement(start: Array, end: Array, awaited: Array, shortest: Array, rows: npt.NDArray[np.bool_]) -> Array:
+    """Return how far waits by clocks and clock-free waits lie apart."""
+    start, end = start[rows], end[rows]
+    return np.abs(np.maximum(awaited[rows] - start, 0) - ((end - start) - shortest[rows]))
 
 
-def _last(table: pd.DataFrame, instance: Array, arrival: Array) -> tuple[Array, Array]:
-    """Return the last arrival of each row's instance (of a rooted kind the root's), and the rank that made it."""
-    rank = table["rank"].to_numpy(dtype=np.int64)
-    root = table["root"].to_numpy(dtype=np.int64)
+def _comparable(table: pd.DataFrame, rows: Instances, clock: Clock) -> npt.NDArray[np.bool_]:
+    """Tell which instances have ranks that share a clock, or have aligned ones."""
+    host, rank = table["host"].to_numpy(), table["rank"].to_numpy()
+    aligned = by_rank(clock.aligned, np.bool_)[rank]
+    return np.asarray((rows.min(host) == rows.max(host)) | ~rows.any(~aligned))
+
+
+def _last(table: pd.DataFrame, rows: Instances, arrival: Array) -> tuple[Array, Integers]:
+    """Return the last arrival of each instance (of a rooted kind the root's), and the rank that made it."""
+    rank, root = table["rank"].to_numpy(), table["root"].to_numpy()
     rooted = table["kind"].isin(ROOTED).to_numpy() & (root >= 0)
-    counted = ~rooted | (rank == root)
-    frame = pd.DataFrame({"instance": instance, "ns": np.where(counted, arrival, np.iinfo(np.int64).min), "rank": rank})
-    return _pick(frame, instance, ascending=True)
+    if rooted.any():
+        arrival = np.where(~rooted | (rank == root), arrival, np.iinfo(np.int64).min)
+    last = rows.max(arrival)
+    return last, rows.max(np.where(arrival == rows.spread(last, 0), rank, -1))
 
 
-def _shortest(rank: Array, instance: Array, length: Array) -> tuple[Array, Array]:
-    """Return the shortest duration of each row's instance, and the rank that had it."""
-    return _pick(pd.DataFrame({"instance": instance, "ns": length, "rank": rank}), instance, ascending=False)
-
-
-def _pick(frame: pd.DataFrame, instance: Array, *, ascending: bool) -> tuple[Array, Array]:
-    """Return for each row the last value of its instance in the given order, and its rank."""
-    chosen = frame.sort_values(["ns", "rank"], ascending=ascending, kind="stable").drop_duplicates(
-        "instance", keep="last"
-    )
-    chosen = chosen.set_index("instance").reindex(instance)
-    return chosen["ns"].to_numpy(dtype=np.int64), chosen["rank"].to_numpy(dtype=np.int64)
+def _shortest(rank: Integers, rows: Instances, length: Array) -> tuple[Array, Integers]:
+    """Return the shortest duration of each instance, and the rank that had it."""
+    shortest = rows.min(length)
+    return shortest, rows.min(np.where(length == rows.spread(shortest, 0), rank, np.iinfo(rank.dtype).max))

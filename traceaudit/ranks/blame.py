@@ -5,27 +5,29 @@ since, class by class. B's excess over A, scaled to the wait, is the cost of tha
 handed on to whoever made B wait. (Delay costs: Böhme et al., ACM TOPC 3(2), 2016.) Costs add up to the waits exactly.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from traceaudit.account import CLASSES, RankAccount
+from traceaudit.account import RankAccount
 from traceaudit.intervals import Array
 from traceaudit.leaves import Bucket, Leaf, in_bucket
 from traceaudit.ranks.arrivals import Arrivals
-from traceaudit.ranks.matching import ENDING_TOGETHER, Matching
-from traceaudit.ranks.members import coded
+from traceaudit.ranks.elapsed import PIPELINE, TRANSFER, Elapsed, by_row
+from traceaudit.ranks.instances import Instances, Integers, sliced, small
+from traceaudit.ranks.matching import Matching
 from traceaudit.ranks.peers import Peers
+from traceaudit.ranks.synchronisations import Synchronisations
 
 Floats = npt.NDArray[np.float64]
 
-SYNCHRONISING = ENDING_TOGETHER | {"all_to_all"}
-TRANSFER, PIPELINE = Leaf.SLOW_LINK, Leaf.UNDIVIDED  # classes of exposed communication beside `CLASSES`
 EXPLAINED = 0.5  # an excess below this share of the wait explains twice itself, and the rest is jitter
 WAIT_LEAVES = (Leaf.LATE_RANK, Leaf.DATA_IMBALANCE, Leaf.HOST_CAUSED, Leaf.SLOW_LINK, Leaf.JITTER)
+COMPUTE = (Leaf.NOT_SPLIT, Leaf.KERNELS)
+ROWS = 1 << 20  # compared at a time, so that what is derived from them fills little memory
 
 
 @dataclass(frozen=True)
@@ -33,24 +35,14 @@ class Blame:
     """Where the waits for late ranks come from.
 
     Attributes:
-        shares: by row of the table of communications: the share of its wait by `WAIT_LEAVES`; rows sum to 1.
+        shares: by row of the table of communications: the share of its wait by `WAIT_LEAVES`; rows sum to 1. Empty once
+            the waits are divided.
         costs: ``rank, cls, ns``: waits of others that a rank caused by a class of its time; sums to the waits.
             ``cls`` is a `Leaf` of `CLASSES`, TRANSFER, PIPELINE, or JITTER where no excess explains the wait.
     """
 
     shares: Floats
     costs: pd.DataFrame
-
-
-@dataclass(frozen=True, slots=True)
-class _Delay:
-    """The waits in one collective instance, and what the late rank did more than the waiting ones."""
-
-    rows: npt.NDArray[np.intp]  # of the waiting ranks
-    culprit: int
-    excess: Floats  # waiting ranks x classes
-    inherited: npt.NDArray[np.intp]  # rows of the culprit's own waits since the common synchronisation
-    inherited_ns: Floats
 
 
 def blame(
@@ -71,199 +63,237 @@ def blame(
         exposed: ``row, leaf, ns`` of the time owned by communications.
         peers: tells slow kernels from more work.
     """
-    rows = exposed["row"].to_numpy(dtype=np.int64)
-    leaf = exposed["leaf"].to_numpy(dtype=np.int64)
-    ns = exposed["ns"].to_numpy(dtype=np.int64)
-    wait = _by_row(rows[leaf == Leaf.LATE_RANK], ns[leaf == Leaf.LATE_RANK], len(table))
-    if not wait.any():
-        return Blame(
-            np.zeros((len(table), len(WAIT_LEAVES))), pd.DataFrame({"rank": [], "cls": [], "ns": []}).astype(np.int64)
-        )
-    pipeline = _by_row(rows[leaf == Leaf.UNDIVIDED], ns[leaf == Leaf.UNDIVIDED], len(table))
-    carried = in_bucket(leaf, Bucket.EXPOSED_COMM)
-    transfer = _by_row(rows[carried], ns[carried], len(table))
-    classes, before, after = _progress(accounts, table, transfer, pipeline)
-    delays = _delays(table, matching, arrivals, wait, before, after)
-    mix = _mixtures(peers)
+    rows, leaf, ns = (exposed[name].to_numpy() for name in ("row", "leaf", "ns"))
+    late = leaf == Leaf.LATE_RANK
+    wait = by_row(rows[late], ns[late], len(table))
     shares = np.zeros((len(table), len(WAIT_LEAVES)))
-    by_class: dict[int, Floats] = {}
-    for delay in delays:
-        if delay.culprit not in by_class:
-            by_class[delay.culprit] = _by_class(classes, mix.get(delay.culprit, np.eye(len(WAIT_LEAVES))[0]))
-        _resolve(delay, wait, shares, by_class[delay.culprit])
-    return Blame(shares, _costs(classes, delays, wait))
+    if not wait.any():
+        return Blame(shares, pd.DataFrame({"rank": [], "cls": [], "ns": []}).astype(np.int64))
+    carried, piped = in_bucket(leaf, Bucket.EXPOSED_COMM), leaf == Leaf.UNDIVIDED
+    spent = {TRANSFER: (rows[carried], ns[carried]), PIPELINE: (rows[piped], ns[piped])}
+    elapsed = Elapsed(accounts, table, spent)
+    delays = _Delays(table, matching, arrivals, wait)
+    mixture = _mixtures(peers, int(table["rank"].max()) + 1)
+    for cls in elapsed.classes:
+        delays.add(cls, elapsed.of(cls), mixture, shares)
+    delays.resolve(shares)
+    weight, unexplained = delays.weights()
+    costs = {cls: delays.cost(elapsed.of(cls), weight) for cls in elapsed.classes}
+    costs[Leaf.JITTER] = unexplained
+    return Blame(shares, _whole(costs, int(wait.sum())))
 
 
-def _by_row(rows: Array, ns: Array, size: int) -> Array:
-    result = np.zeros(size, np.int64)
-    np.add.at(result, rows, ns)
-    return result
+class _Delays:
+    """The instances with waits, each with the rank that came last, and what delayed that one.
 
-
-def _progress(
-    accounts: Sequence[RankAccount], table: pd.DataFrame, transfer: Array, pipeline: Array
-) -> tuple[tuple[Leaf, ...], Array, Array]:
-    """Return the classes, and time by class up to the start and to the end of each communication.
-
-    Only classes that occur on some rank, and those of exposed communication.
+    Attributes:
+        culprit: the rank that came last, by delay.
     """
-    occurring = {cls for account in accounts for cls in account.progress_classes}
-    classes = tuple(cls for cls in CLASSES if cls in occurring)
-    both = np.zeros((2, len(table), len(classes) + 2), np.int64)
-    filled = 0
-    for account in accounts:
-        rows = slice(filled, filled + len(account.progress))
-        filled = rows.stop
-        for column, cls in enumerate(account.progress_classes):
-            both[:, rows, classes.index(Leaf(cls))] = account.progress[:, :, column].T
-    ranks, start = table["rank"].to_numpy(dtype=np.int64), table["start_ns"].to_numpy(dtype=np.int64)
-    order = np.lexsort((start, ranks))
-    first = np.flatnonzero(np.diff(ranks[order], prepend=-1))
-    length = np.diff(np.append(first, len(order)))
-    for column, value in enumerate((transfer, pipeline), len(classes)):
-        through = np.cumsum(value[order])
-        through -= np.repeat((through - value[order])[first], length)
-        both[0, order, column], both[1, order, column] = through - value[order], through
-    return (*classes, TRANSFER, PIPELINE), both[0], both[1]
+
+    def __init__(self, table: pd.DataFrame, matching: Matching, arrivals: Arrivals, wait: Array) -> None:
+        self._rank = table["rank"].to_numpy()
+        self._wait = wait
+        self._total = np.zeros(len(wait))  # excess and inherited waits, by waiting row
+        rows = matching.rows
+        waiting = rows.rows[wait[rows.rows] > 0]
+        place = rows.place[waiting]
+        self._first = np.flatnonzero(np.diff(place, prepend=-1))
+        self._size = np.diff(np.append(self._first, len(waiting)))
+        self._rows = waiting  # of the waiting ranks, those of a delay together
+        number = place[self._first]
+        self.culprit = arrivals.awaited_rank[waiting[self._first]]
+        find = _Rows(rows, self._rank)
+        self._own = find.of(number, self.culprit)
+        self._since(Synchronisations(table, rows, arrivals).previous(number), find)
+        self._order(arrivals.aligned_ns)
+
+    def _some(self) -> list[slice]:
+        return [slice(begin, begin + ROWS) for begin in range(0, len(self._rows), ROWS)]
+
+    def _delay_of(self, some: slice) -> npt.NDArray[np.intp]:
+        """Return the delay of some of the waiting rows."""
+        at = np.arange(some.start, min(some.stop, len(self._rows)))
+        return np.searchsorted(self._first, at, side="right") - 1
+
+    def _since(self, common: Array, find: "_Rows") -> None:
+        """Find the parts of the ranks in the common synchronisation; -1 where not all have one."""
+        self._own_before = find.of(common, self.culprit)
+        self._before = np.empty(len(self._rows), np.int32)
+        for some in self._some():
+            delay = self._delay_of(some)
+            self._before[some] = find.of(common[delay], self._rank[self._rows[some]])
+        missing = np.logical_or.reduceat(self._before < 0, self._first) | (self._own_before < 0)
+        self._own_before[missing] = -1
+        self._before[np.repeat(missing, self._size)] = -1
+
+    def _order(self, arrival: Array) -> None:
+        """Find for each delay the culprit's own waits since the common synchronisation, and whom it has to follow."""
+        wait, rank = self._wait, self._rank
+        by_time = np.flatnonzero(wait > 0)
+        by_time = by_time[np.lexsort((arrival[by_time], rank[by_time]))]
+        self._inherited = small(by_time)  # waits of each rank in the order of time; a delay inherits a stretch
+        begun = np.flatnonzero(np.diff(rank[by_time], prepend=-1))
+        span = np.full(int(rank.max()) + 2, len(by_time), np.int64)
+        span[rank[by_time][begun]] = begun
+        span = np.minimum.accumulate(span[::-1])[::-1]
+        moment = arrival[self._own]
+        since = np.where(self._own_before >= 0, arrival[self._own_before], np.iinfo(np.int64).min)
+        when = arrival[by_time]
+        self._low, self._high = np.empty(len(moment), np.int64), np.empty(len(moment), np.int64)
+        for culprit, own in _groups(self.culprit):
+            held = when[span[culprit] : span[culprit + 1]]
+            self._low[own] = span[culprit] + np.searchsorted(held, since[own], side="right")
+            self._high[own] = span[culprit] + np.searchsorted(held, moment[own], side="left")
+        self._high = np.maximum(self._high, self._low)
+        turn = np.empty(len(moment), np.int64)
+        turn[np.argsort(moment, kind="stable")] = np.arange(len(moment))
+        delay = np.full(len(wait), -1, np.int32)
+        delay[self._rows] = np.repeat(np.arange(len(self._first), dtype=np.int32), self._size)
+        self._source = delay[self._inherited]  # the delay that each wait is part of
+        self._turn = turn
+        self._level = _levels(turn, self._low, self._high, self._source)
+
+    def _excess(self, elapsed: tuple[Array, Array], some: slice) -> tuple[npt.NDArray[np.intp], Floats]:
+        """Return for some waiting rows their delay, and how much more of a class the culprit did than they."""
+        before, after = elapsed
+        delay, rows, since = self._delay_of(some), self._rows[some], self._before[some]
+        own = before[self._own] - np.where(self._own_before >= 0, after[self._own_before], 0)
+        theirs = before[rows] - np.where(since >= 0, after[since], 0)
+        return delay, np.maximum(own[delay] - theirs, 0).astype(np.float64)
+
+    def add(self, cls: Leaf, elapsed: tuple[Array, Array], mixture: Floats, shares: Floats) -> None:
+        """Add the excess of a class to the leaves that it stands for; `mixture` says by rank how compute divides."""
+        for some in self._some():
+            delay, excess = self._excess(elapsed, some)
+            rows = self._rows[some]
+            if cls in COMPUTE:
+                for leaf, share in enumerate(mixture[self.culprit[delay]].T):
+                    shares[rows, leaf] += excess * share
+            else:
+                shares[rows, WAIT_LEAVES.index(_leaf_of(cls))] += excess
+
+    def resolve(self, shares: Floats) -> None:
+        """Turn the excess of each waiting row into shares of its wait, with what the culprit inherited.
+
+        What a culprit inherits is resolved before: the waits that it had before it made others wait.
+        """
+        for delays in self._by_level():
+            rows, own = self._rows_of(delays)
+            waits, of, known = self._inherits(delays)
+            ns = self._wait[waits].astype(np.float64)
+            excess = shares[rows]
+            total = excess.sum(axis=1) + np.bincount(of, ns, len(delays))[own]
+            for leaf in range(len(WAIT_LEAVES)):
+                passed = np.bincount(of, np.where(known, ns * shares[waits, leaf], 0.0), len(delays))
+                excess[:, leaf] += passed[own]
+            self._total[rows] = total
+            rate, unexplained = self._rates(rows)
+            excess *= rate[:, None]
+            excess[:, JITTERY] += unexplained
+            excess[:, JITTERY] += excess.sum(axis=1) == 0
+            shares[rows] = excess / excess.sum(axis=1, keepdims=True)
+
+    def weights(self) -> tuple[Floats, Floats]:
+        """Hand the waits back in time to the delays that caused them.
+
+        Returns:
+            By waiting row, what a nanosecond of the culprit's excess cost; and by rank, what no excess explains.
+        """
+        burden = self._wait.astype(np.float64)
+        weight = np.zeros(len(burden))
+        unknown = np.zeros(int(self._rank.max()) + 1)
+        for delays in reversed(self._by_level()):
+            rows, own = self._rows_of(delays)
+            carried = (
+                burden[rows] / self._wait[rows]
+            )  # what it carries for others comes on top, in the same proportions
+            rate, unexplained = self._rates(rows)
+            weight[rows] = rate * carried
+            np.add.at(unknown, self.culprit[delays[own]], unexplained * carried)
+            waits, of, known = self._inherits(delays)
+            passed = np.bincount(own, weight[rows], len(delays))[of] * self._wait[waits]
+            np.add.at(burden, waits[known], passed[known])
+        return weight, unknown
+
+    def cost(self, elapsed: tuple[Array, Array], weight: Floats) -> Floats:
+        """Return by rank what its excess of a class cost."""
+        costs = np.zeros(int(self._rank.max()) + 1)
+        for some in self._some():
+            delay, excess = self._excess(elapsed, some)
+            costs += np.bincount(self.culprit[delay], weight[self._rows[some]] * excess, len(costs))
+        return costs
+
+    def _rates(self, rows: Integers) -> tuple[Floats, Floats]:
+        """Return for waiting rows the factor from excess to wait, and the part of the wait that no excess explains."""
+        wait, total = self._wait[rows].astype(np.float64), self._total[rows]
+        rate = np.minimum(wait / np.maximum(total, 1.0), 1 / EXPLAINED) * (total > 0)
+        return rate, np.maximum(wait - rate * total, 0.0)
+
+    def _by_level(self) -> list[npt.NDArray[np.intp]]:
+        """Return delays that do not depend on one another, those that others depend on first."""
+        order = np.lexsort((self._turn, self._level))
+        return np.split(order, np.flatnonzero(np.diff(self._level[order])) + 1)
+
+    def _rows_of(self, delays: npt.NDArray[np.intp]) -> tuple[Integers, npt.NDArray[np.intp]]:
+        """Return the waiting rows of delays, and for each which of the delays it is of."""
+        size = self._size[delays]
+        return self._rows[sliced(self._first[delays], size)], np.repeat(np.arange(len(delays)), size)
+
+    def _inherits(self, delays: npt.NDArray[np.intp]) -> tuple[Integers, npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+        """Return the rows of waits that delays inherit, for each which delay inherits it, and if it came before."""
+        size = self._high[delays] - self._low[delays]
+        at, of = sliced(self._low[delays], size), np.repeat(np.arange(len(delays)), size)
+        return self._inherited[at], of, self._turn[self._source[at]] < self._turn[delays[of]]
 
 
-def _delays(
-    table: pd.DataFrame, matching: Matching, arrivals: Arrivals, wait: Array, before: Array, after: Array
-) -> list[_Delay]:
-    """Return the instances with waits in the order of their last arrival, with what delayed them."""
-    instance = matching.instance
-    ranks = table["rank"].to_numpy(dtype=np.int64)
-    syncs = _Synchronisations(table, matching, arrivals)
-    at = _Rows(instance, ranks)
-    waiting = np.flatnonzero((wait > 0) & (instance >= 0))
-    waits = _Waits(ranks, arrivals.aligned_ns, wait)
-    order = waiting[np.argsort(instance[waiting], kind="stable")]
-    found: list[_Delay] = []
-    moment: list[int] = []
-    for rows in np.split(order, np.flatnonzero(np.diff(instance[order])) + 1):
-        number, culprit = int(instance[rows[0]]), int(arrivals.awaited_rank[rows[0]])
-        own = int(at.of(number, culprit))
-        common = syncs.previous(number)
-        began = np.zeros((len(rows), before.shape[1]), np.int64)
-        since = np.iinfo(np.int64).min
-        own_began = began[0]
-        if common is not None:
-            began = after[at.of(common, ranks[rows])]
-            own_before = int(at.of(common, culprit))
-            own_began = after[own_before]
-            since = int(arrivals.aligned_ns[own_before])
-        excess = np.maximum((before[own] - own_began)[None, :] - (before[rows] - began), 0).astype(np.float64)
-        inherited = waits.between(culprit, since, int(arrivals.aligned_ns[own]), common is not None)
-        found.append(_Delay(rows, culprit, excess, inherited, wait[inherited].astype(np.float64)))
-        moment.append(int(arrivals.aligned_ns[own]))
-    return [found[index] for index in np.argsort(moment, kind="stable")]
+JITTERY = WAIT_LEAVES.index(Leaf.JITTER)
 
 
 class _Rows:
     """Finds the row of a rank in an instance; of several, the last."""
 
-    def __init__(self, instance: Array, ranks: Array) -> None:
-        self._ranks = int(ranks.max(initial=0)) + 1
-        key = instance * self._ranks + ranks
-        self._order = np.argsort(key, kind="stable")
-        self._key = key[self._order]
+    def __init__(self, rows: Instances, rank: Integers) -> None:
+        self._ranks = int(rank.max(initial=0)) + 1
+        self._rows = rows.rows
+        self._key = rows.place[rows.rows].astype(np.int64) * self._ranks + rank[rows.rows]
 
-    def of(self, instance: int, ranks: Array | int) -> npt.NDArray[np.intp]:
-        """Return the rows.
-
-        Raises:
-            KeyError: a rank has no part in the instance.
-        """
-        wanted = np.asarray(instance * self._ranks + ranks)
+    def of(self, place: Integers, rank: Integers) -> npt.NDArray[np.int32]:
+        """Return the rows, -1 where a rank has no part in the instance at a place or the place is -1."""
+        wanted = place.astype(np.int64) * self._ranks + rank
         slot = np.searchsorted(self._key, wanted, side="right") - 1
-        if (self._key[slot] != wanted).any():
-            raise KeyError(f"a rank has no part in instance {instance}")
-        return np.asarray(self._order[slot])
+        found = (slot >= 0) & (self._key[slot] == wanted)
+        return np.where(found, self._rows[slot], -1).astype(np.int32)
 
 
-class _Waits:
-    """The waits of each rank in the order of time."""
-
-    def __init__(self, ranks: Array, arrival: Array, wait: Array) -> None:
-        rows = np.flatnonzero(wait > 0)
-        rows = rows[np.lexsort((arrival[rows], ranks[rows]))]
-        parts = np.split(rows, np.flatnonzero(np.diff(ranks[rows])) + 1)
-        self._rows = {int(ranks[own[0]]): own for own in parts if len(own)}
-        self._arrival = arrival
-
-    def between(self, rank: int, since: int, until: int, exclusive: bool) -> npt.NDArray[np.intp]:
-        """Return the rows of a rank's waits that began after one arrival and before another."""
-        rows = self._rows.get(rank)
-        if rows is None:
-            return np.empty(0, np.intp)
-        when = self._arrival[rows]
-        low = np.searchsorted(when, since, side="right" if exclusive else "left")
-        return rows[low : np.searchsorted(when, until, side="left")]
+def _groups(values: Integers) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
+    """Yield distinct values, and where they stand."""
+    order = np.argsort(values, kind="stable")
+    for own in np.split(order, np.flatnonzero(np.diff(values[order])) + 1):
+        yield int(values[own[0]]), own
 
 
-class _Synchronisations:
-    """Finds the last instance that ended before another's last arrival, in which all of its ranks took part."""
+def _levels(turn: Array, low: Array, high: Array, source: Integers) -> npt.NDArray[np.int32]:
+    """Return for each delay one more than the most of those that it depends on: the delays of the waits it inherits.
 
-    def __init__(self, table: pd.DataFrame, matching: Matching, arrivals: Arrivals) -> None:
-        usable = (matching.instance >= 0) & table["kind"].isin(SYNCHRONISING).to_numpy()
-        codes, groups = coded(table["members"])
-        frame = pd.DataFrame(
-            {
-                "instance": matching.instance[usable],
-                "members": codes[usable],
-                "ranks": table.loc[usable, "rank"].to_numpy(),
-                "arrival": arrivals.aligned_ns[usable],
-                "end": arrivals.aligned_ns[usable] + (table["end_ns"] - table["start_ns"]).to_numpy()[usable],
-            }
-        )
-        traced = set(table["rank"].unique().tolist())
-        sums = frame.groupby("instance").agg(present=("ranks", "nunique"), last=("arrival", "max"), end=("end", "max"))
-        group = frame.drop_duplicates("instance").set_index("instance")["members"].reindex(sums.index).to_numpy()
-        size = np.array([len(traced.intersection(ranks or ())) for ranks in groups])
-        number, end = sums.index.to_numpy(), sums["end"].to_numpy()
-        self._arrival = dict(zip(number.tolist(), sums["last"].tolist(), strict=True))
-        self._group = dict(zip(number.tolist(), group.tolist(), strict=True))
-        self._by_group: dict[int, Array] = {}
-        complete = np.flatnonzero(sums["present"].to_numpy() == size[group]) if len(sums) else np.empty(0, np.intp)
-        complete = complete[np.lexsort((number[complete], end[complete], group[complete]))]
-        for own in np.split(complete, np.flatnonzero(np.diff(group[complete])) + 1):
-            if len(own):
-                self._by_group[int(group[own[0]])] = np.stack([end[own], number[own]], axis=1)
-        self._ranks = {code: frozenset(groups[code] or ()) for code in {*self._by_group, *group.tolist()}}
-        self._wider: dict[int, list[int]] = {}
-
-    def previous(self, instance: int) -> int | None:
-        """Return the number of that instance, None if there is none in the recording."""
-        members = self._group.get(instance)
-        if members is None:
-            return None
-        best: tuple[int, int] | None = None
-        for group in self._around(members):
-            found = self._by_group[group]
-            slot = int(np.searchsorted(found[:, 0], self._arrival[instance], side="right")) - 1
-            while slot >= 0 and found[slot, 1] == instance:
-                slot -= 1
-            if slot >= 0 and (best is None or found[slot, 0] > best[0]):
-                best = int(found[slot, 0]), int(found[slot, 1])
-        return best[1] if best else None
-
-    def _around(self, members: int) -> list[int]:
-        """Return the groups that hold all ranks of another."""
-        if members not in self._wider:
-            wanted = self._ranks[members]
-            self._wider[members] = [group for group in self._by_group if wanted <= self._ranks[group]]
-        return self._wider[members]
+    A delay that comes later, as it may on another stream, is none of them.
+    """
+    level = [0] * len(turn)
+    begin, end = low.tolist(), high.tolist()
+    for delay in np.argsort(turn).tolist():
+        before = source[begin[delay] : end[delay]].tolist()
+        level[delay] = 1 + max(map(level.__getitem__, before), default=0)
+    return np.array(level, np.int32)
 
 
-def _mixtures(peers: Peers) -> Mapping[int, Floats]:
-    """Return by rank how its excess of compute divides into slow kernels and more work, as shares of `WAIT_LEAVES`."""
-    result = {}
+def _mixtures(peers: Peers, ranks: int) -> Floats:
+    """Return by rank how its excess of compute divides into slow kernels and more work."""
+    result = np.zeros((ranks, 2))
+    result[:, 0] = 1.0
     for rank, own in peers.work.items():
-        share = np.zeros(len(WAIT_LEAVES))
         total = own.excess_ns + own.more_ns
-        share[0] = own.excess_ns / total if total > 0 else 1.0
-        share[1] = 1.0 - share[0]
-        result[rank] = share
+        if total > 0 and rank < ranks:
+            result[rank, 0] = own.excess_ns / total
+            result[rank, 1] = 1.0 - result[rank, 0]
     return result
 
 
@@ -274,54 +304,11 @@ def _leaf_of(cls: Leaf) -> Leaf:
     return Leaf.HOST_CAUSED if cls.bucket in (Bucket.HOST_GAP, Bucket.UNATTRIBUTED) else Leaf.LATE_RANK
 
 
-def _by_class(classes: Sequence[Leaf], compute: Floats) -> Floats:
-    """Return how each class of a late rank's time divides into `WAIT_LEAVES`; `compute` says it of its compute."""
-    result = np.zeros((len(classes), len(WAIT_LEAVES)))
-    for index, cls in enumerate(classes):
-        if cls in (Leaf.NOT_SPLIT, Leaf.KERNELS):
-            result[index] = compute
-        else:
-            result[index, WAIT_LEAVES.index(_leaf_of(cls))] = 1.0
-    return result
-
-
-def _resolve(delay: _Delay, wait: Array, shares: Floats, by_class: Floats) -> None:
-    """Set the shares of one instance's waits; those that the culprit inherited are set already."""
-    rate, unexplained = _rates(delay, wait[delay.rows].astype(np.float64))
-    found = rate[:, None] * (delay.excess @ by_class + delay.inherited_ns @ shares[delay.inherited])
-    found[:, WAIT_LEAVES.index(Leaf.JITTER)] += unexplained
-    shares[delay.rows] = found / found.sum(axis=1, keepdims=True)
-
-
-def _rates(delay: _Delay, wait: Floats) -> tuple[Floats, Floats]:
-    """Return by waiting rank the factor from excess to wait, and the part of the wait that no excess explains."""
-    total = delay.excess.sum(axis=1) + delay.inherited_ns.sum()
-    rate = np.minimum(wait / np.maximum(total, 1.0), 1 / EXPLAINED) * (total > 0)
-    return rate, np.maximum(wait - rate * total, 0.0)
-
-
-def _costs(classes: Sequence[Leaf], delays: Sequence[_Delay], wait: Array) -> pd.DataFrame:
-    """Hand the waits back in time to the ranks and classes that caused them; integers that add up to the waits."""
-    burden = wait.astype(np.float64)
-    costs: dict[tuple[int, int], float] = {}
-    for delay in reversed(delays):
-        own_wait = wait[delay.rows].astype(np.float64)
-        weight = burden[delay.rows] / own_wait  # what it carries for others comes on top, in the same proportions
-        rate, unexplained_ns = _rates(delay, own_wait)
-        rate = rate * weight
-        for cls, ns in zip(classes, rate @ delay.excess, strict=True):
-            if ns > 0:
-                costs[delay.culprit, int(cls)] = costs.get((delay.culprit, int(cls)), 0.0) + float(ns)
-        unexplained = float((unexplained_ns * weight).sum())
-        if unexplained > 0:
-            key = delay.culprit, int(Leaf.JITTER)
-            costs[key] = costs.get(key, 0.0) + unexplained
-        burden[delay.inherited] += rate.sum() * delay.inherited_ns
-    keys = sorted(costs)
-    exact = np.array([costs[key] for key in keys])
+def _whole(costs: Mapping[Leaf, Floats], total: int) -> pd.DataFrame:
+    """Return costs by rank and class as integers that add up to the total."""
+    keys = sorted((int(rank), int(cls)) for cls, own in costs.items() for rank in np.flatnonzero(own > 0))
+    exact = np.array([costs[Leaf(cls)][rank] for rank, cls in keys])
     whole = np.floor(exact).astype(np.int64)
-    missing = int(wait.sum()) - int(whole.sum())
     order = np.argsort(-(exact - whole), kind="stable")
-    whole[order[:missing]] += 1
-    frame = pd.DataFrame(keys, columns=["rank", "cls"])
-    return frame.assign(ns=whole)
+    whole[order[: total - int(whole.sum())]] += 1
+    return pd.DataFrame(keys, columns=["rank", "cls"]).assign(ns=whole)

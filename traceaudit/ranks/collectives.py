@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,8 @@ import pandas as pd
 
 from traceaudit.account import RankAccount
 from traceaudit.leaves import Leaf
-from traceaudit.ranks.members import Ranks, coded
+from traceaudit.ranks.instances import first_rows, packed, renumbered
+from traceaudit.ranks.members import Ranks, categorical, coded
 
 # Descriptions of process groups (Megatron, DeviceMesh, DeepSpeed) and the dimension they span; the first that matches.
 DIMENSIONS: tuple[tuple[re.Pattern[str], Leaf], ...] = tuple(
@@ -127,44 +129,68 @@ def gather(
 
     Columns beside those of `RankAccount.communications`: ``rank``, ``host`` (number), ``members`` (tuple of ranks; for
     a send or receive its pair; all ranks where nothing tells), ``assumed`` (the members are a guess),
-    ``leaf`` (dimension, `Leaf`) and ``pipeline`` (point-to-point of a pipeline).
+    ``leaf`` (dimension, `Leaf`) and ``pipeline`` (point-to-point of a pipeline). ``group`` became ``members``.
     """
-    present = [account for account in accounts if account.steps is not None]
-    table = pd.concat([own.communications for own in present], ignore_index=True) if present else pd.DataFrame()
-    if not len(table):
-        return table
+    present = [account for account in accounts if account.steps is not None and len(account.communications)]
+    if not present:
+        return pd.DataFrame()
     length = [len(own.communications) for own in present]
-    table["rank"] = np.repeat([own.rank for own in present], length)
-    table["host"] = np.repeat([host[own.rank] for own in present], length)
-    table["sharded"] = np.repeat([own.sharded for own in present], length)
+    columns: dict[str, Any] = {
+        name: _concatenated([own.communications[name] for own in present])
+        for name in present[0].communications
+        if name != "group"
+    }
+    columns["rank"] = np.repeat(np.array([own.rank for own in present], np.int32), length)
+    columns["host"] = np.repeat(np.array([host[own.rank] for own in present], np.int32), length)
+    sharded = np.repeat(np.array([own.sharded for own in present], np.bool_), length)
     everyone = tuple(range(world_size)) if world_size else tuple(account.rank for account in accounts)
-    described = {text: dimension_of(text) for text in table["group_description"].unique()}
-    codes, groups = coded(table["group"].tolist())
-    kind, kinds = pd.factorize(table["kind"].to_numpy(dtype=object))
-    description, descriptions = pd.factorize(table["group_description"].to_numpy(dtype=object))
-    sharded = table["sharded"].to_numpy(dtype=np.bool_)
+    codes, groups = _grouped([own.communications["group"] for own in present])
+    kind, kinds = columns["kind"].codes, columns["kind"].categories
+    description, descriptions = columns["group_description"].codes, columns["group_description"].categories
+    described = [dimension_of(str(text)) for text in descriptions]
 
     def staged_of(row: int) -> bool:
         known = groups[codes[row]]
-        leaf = described[descriptions[description[row]]]
+        leaf = described[description[row]]
         return bool(kinds[kind[row]] == "send_recv") and _is_pipeline(leaf, everyone if known is None else known, plan)
 
     staged = np.asarray(_by_distinct((codes, kind, description), staged_of), np.bool_)
-    whose, members = _members(table, codes, groups, everyone)
+    whose, members = _members(columns, codes, groups, everyone)
     assumed = np.array([group is None for group in groups], np.bool_)[codes]
 
     def leaf_of(row: int) -> int:
         known = None if assumed[row] else members[whose[row]]
-        leaf = described[descriptions[description[row]]]
+        leaf = described[description[row]]
         return int(_leaf(leaf, kinds[kind[row]], known, everyone, bool(sharded[row]), plan, bool(staged[row])))
 
     leaves = _by_distinct((whose, assumed, kind, description, sharded, staged), leaf_of)
-    result = table
-    result["assumed"], result["leaf"], result["pipeline"] = assumed, np.asarray(leaves, np.int64), staged
-    distinct = np.empty(len(members), dtype=object)
-    distinct[:] = members
-    result["members"] = distinct[whose]
-    return result
+    columns["assumed"], columns["leaf"], columns["pipeline"] = assumed, np.asarray(leaves, np.int16), staged
+    whose, kept = renumbered(whose, len(members))
+    columns["members"] = categorical(whose, [members[old] for old in kept])
+    return pd.DataFrame(columns, copy=False)
+
+
+def _concatenated(columns: Sequence["pd.Series[Any]"]) -> Any:  # noqa: ANN401  an array or categories
+    """Return columns of several tables as one; categories become those of all, sorted."""
+    if not isinstance(columns[0].dtype, pd.CategoricalDtype):
+        return np.concatenate([column.to_numpy() for column in columns])
+    texts = sorted({text for column in columns for text in column.cat.categories})
+    number = {text: code for code, text in enumerate(texts)}
+    codes = [np.array([number[text] for text in own.cat.categories], np.int32)[own.cat.codes] for own in columns]
+    return pd.Categorical.from_codes(np.concatenate(codes), texts)
+
+
+def _grouped(columns: Sequence["pd.Series[Any]"]) -> tuple[npt.NDArray[np.int32], list[Ranks | None]]:
+    """Return for each row the number of its group, in the order of first appearance, and the distinct groups."""
+    numbers: dict[Ranks | None, int] = {None: 0}
+    parts = []
+    for column in columns:
+        own, groups = coded(column)
+        place = np.array([numbers.setdefault(group, len(numbers)) for group in (*groups, None)], np.int32)
+        parts.append(place[own])  # -1, no group, is the last one
+    codes, old = renumbered(np.concatenate(parts), len(numbers))
+    distinct = list(numbers)
+    return np.asarray(codes, np.int32), [distinct[number] for number in old]
 
 
 def sharing(accounts: Sequence[RankAccount], table: pd.DataFrame) -> list[RankAccount]:
@@ -184,33 +210,29 @@ def _by_distinct(
     codes: Sequence[npt.NDArray[np.generic]], function: Callable[[int], object]
 ) -> npt.NDArray[np.generic]:
     """Return what a function says of each row, asked for one row of each combination of codes."""
-    key = np.zeros(len(codes[0]), np.int64)
-    for code in codes:
-        number = code.astype(np.int64)
-        key = np.unique(key * (int(number.max(initial=0)) + 1) + number, return_inverse=True)[1]
-    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-    return np.asarray(np.array([function(int(row)) for row in first])[inverse])
+    number, distinct = pd.factorize(packed(*(code.view(np.int8) if code.dtype == np.bool_ else code for code in codes)))
+    return np.array([function(int(row)) for row in first_rows(number, len(distinct))])[number]
 
 
 def _members(
-    table: pd.DataFrame, codes: npt.NDArray[np.int64], groups: Sequence[Ranks | None], everyone: Ranks
-) -> tuple[npt.NDArray[np.int64], list[Ranks]]:
+    columns: Mapping[str, Any], codes: npt.NDArray[np.int32], groups: Sequence[Ranks | None], everyone: Ranks
+) -> tuple[npt.NDArray[np.int32], list[Ranks]]:
     """Return for each row the number of its members, and the members: its group, or the pair of a send or receive."""
     numbers: dict[Ranks, int] = {}
     of_group = np.array(
-        [numbers.setdefault(everyone if own is None else own, len(numbers)) for own in groups], np.int64
+        [numbers.setdefault(everyone if own is None else own, len(numbers)) for own in groups], np.int32
     )
     found = of_group[codes]
-    direction = table["direction"].to_numpy(dtype=object)
-    rank = table["rank"].to_numpy(dtype=np.int64)
-    peer = np.where(direction == "recv", table["source_rank"], table["destination_rank"]).astype(np.int64)
-    paired = np.flatnonzero(
-        (table["kind"] == "send_recv").to_numpy() & (direction != "") & (peer >= 0) & (peer != rank)
-    )
-    pairs = np.stack([np.minimum(rank, peer)[paired], np.maximum(rank, peer)[paired]], axis=1)
+    direction = columns["direction"]
+    paired = np.flatnonzero((columns["kind"] == "send_recv") & (direction != ""))
+    rank = columns["rank"][paired]
+    peer = np.where((direction == "recv")[paired], columns["source_rank"][paired], columns["destination_rank"][paired])
+    known = (peer >= 0) & (peer != rank)
+    paired, rank, peer = paired[known], rank[known], peer[known]
+    pairs = np.stack([np.minimum(rank, peer), np.maximum(rank, peer)], axis=1)
     distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
     of_pair = [numbers.setdefault((int(low), int(high)), len(numbers)) for low, high in distinct]
-    found[paired] = np.array(of_pair, np.int64)[inverse.ravel()]
+    found[paired] = np.array(of_pair, np.int32)[inverse.ravel()]
     return found, list(numbers)
 
 

@@ -9,8 +9,10 @@ import pandas as pd
 
 from traceaudit.intervals import Array
 from traceaudit.leaves import Bucket, Leaf, in_bucket
+from traceaudit.ranks.align import by_rank
 from traceaudit.ranks.arrivals import Arrivals
 from traceaudit.ranks.collectives import group_label
+from traceaudit.ranks.instances import Instances, first_rows, packed, summed
 from traceaudit.ranks.matching import Matching
 from traceaudit.ranks.members import coded, each
 
@@ -35,31 +37,34 @@ def transfers(table: pd.DataFrame, matching: Matching, arrivals: Arrivals) -> pd
     the median end), ``bus_bytes`` (message size times the bus factor; 0 where the size is unknown).
     """
     usable = arrivals.known & (matching.instance >= 0)
-    chosen = table[usable]
-    if not len(chosen):
+    rows = matching.rows
+    if not usable[rows.rows].all():
+        rows = Instances.of(np.where(usable, matching.instance, -1), table["rank"].to_numpy())
+    if not len(rows):
         return pd.DataFrame(
             columns=["instance", "members", "kind", "leaf", "bytes", "ranks", "transfer_ns", "bus_bytes"]
         )
-    frame = pd.DataFrame(
+    first = table.iloc[rows.min(np.arange(len(table), dtype=np.int32))]
+    kind = first["kind"].to_numpy(dtype=object)
+    ranks = each(first["members"], len).astype(np.int64)
+    bytes_ = rows.max(table["bytes"].to_numpy())
+    factor = np.ones(len(first))
+    for name, bus in BUS_FACTORS.items():
+        own = kind == name
+        factor[own] = bus(ranks[own].astype(np.float64))
+    transfer = rows.median(np.maximum(table["end_ns"].to_numpy() - arrivals.awaited_ns, 0))
+    return pd.DataFrame(
         {
-            "instance": matching.instance[usable],
-            "members": list(chosen["members"]),
-            "kind": chosen["kind"].to_numpy(dtype=object),
-            "leaf": chosen["leaf"].to_numpy(),
-            "bytes": chosen["bytes"].to_numpy(),
-            "transfer_ns": np.maximum(chosen["end_ns"].to_numpy() - arrivals.awaited_ns[usable], 0),
+            "instance": rows.number,
+            "members": first["members"].array,
+            "kind": first["kind"].array,
+            "leaf": first["leaf"].to_numpy(),
+            "bytes": bytes_,
+            "transfer_ns": transfer.round().astype(np.int64),
+            "ranks": ranks,
+            "bus_bytes": np.maximum(bytes_, 0) * factor,
         }
     )
-    by_instance = frame.groupby("instance")
-    first = by_instance.first()
-    first = first.assign(transfer_ns=by_instance["transfer_ns"].median().round().astype(np.int64))
-    first = first.assign(bytes=by_instance["bytes"].max(), ranks=[len(members) for members in first["members"]])
-    size = first["ranks"].to_numpy(dtype=np.float64)
-    factor = np.ones(len(first))
-    for kind, bus in BUS_FACTORS.items():
-        own = (first["kind"] == kind).to_numpy()
-        factor[own] = bus(size[own])
-    return first.assign(bus_bytes=np.maximum(first["bytes"].to_numpy(), 0) * factor).reset_index()
 
 
 def totals(
@@ -77,32 +82,37 @@ def totals(
     """
     if not len(table):
         return pd.DataFrame()
-    span = windows.groupby("rank").agg(low=("start_ns", "min"), high=("end_ns", "max")).reindex(table["rank"])
-    inside = (table["end_ns"].to_numpy() > span["low"].to_numpy()) & (
-        table["start_ns"].to_numpy() < span["high"].to_numpy()
-    )
-    row = exposed["row"].to_numpy(dtype=np.int64)
+    rank = table["rank"].to_numpy()
+    span = windows.groupby("rank").agg(low=("start_ns", "min"), high=("end_ns", "max"))
+    low, high = (by_rank(dict(zip(span.index, span[name], strict=True)), np.int64) for name in ("low", "high"))
+    known = rank < len(low)
+    rank = np.where(known, rank, 0)
+    inside = known & (table["end_ns"].to_numpy() > low[rank]) & (table["start_ns"].to_numpy() < high[rank])
+    row = exposed["row"].to_numpy()
     waiting = in_bucket(exposed["leaf"], Bucket.STRAGGLER) | (exposed["leaf"] == Leaf.TRACE_CUT).to_numpy()
     waiting |= (exposed["leaf"] == Leaf.UNDIVIDED).to_numpy() & ~table["pipeline"].to_numpy(dtype=np.bool_)[row]
     owned, waited = np.zeros(len(table), np.int64), np.zeros(len(table), np.int64)
-    np.add.at(owned, row, exposed["ns"].to_numpy(dtype=np.int64))
-    np.add.at(waited, row[waiting], exposed["ns"].to_numpy(dtype=np.int64)[waiting])
+    np.add.at(owned, row, exposed["ns"].to_numpy())
+    np.add.at(waited, row[waiting], exposed["ns"].to_numpy()[waiting])
     labels, labelled = _labels(table)
+    keys = ["group", "leaf", "kind"]
     frame = pd.DataFrame(
         {
             "group": labels,
             "leaf": table["leaf"].to_numpy(),
-            "kind": table["kind"].to_numpy(dtype=object),
-            "count": 1,
-            "bytes": np.maximum(table["bytes"].to_numpy(), 0),
-            "exposed_ns": owned,
-            "wait_ns": waited,
-            "estimate": _estimates(table, owned, complete),
-            "partial": ~complete,
-        }
-    )[inside]
-    keys = ["group", "leaf", "kind"]
-    sums = frame.groupby(keys, as_index=False)[["count", "bytes", "exposed_ns", "wait_ns", "estimate", "partial"]].sum()
+            "kind": table["kind"].array,
+            "count": inside,
+            "bytes": np.where(inside, np.maximum(table["bytes"].to_numpy(), 0), 0),
+            "exposed_ns": np.where(inside, owned, 0),
+            "wait_ns": np.where(inside, waited, 0),
+            "estimate": np.where(inside, _estimates(table, owned, complete), 0),
+            "partial": inside & ~complete,
+        },
+        copy=False,
+    )
+    sums = summed(frame, keys, ("count", "bytes", "exposed_ns", "wait_ns", "estimate", "partial"))
+    sums = sums[sums["count"] > 0].reset_index(drop=True)
+    sums = sums.assign(group=sums["group"].to_numpy(dtype=object), kind=sums["kind"].to_numpy(dtype=object))
     sums = sums.assign(
         transfer_ns=sums["exposed_ns"] - sums["wait_ns"],
         estimate_ns=np.where(sums["partial"] > 0, sums["estimate"], np.nan),
@@ -112,32 +122,33 @@ def totals(
     )
 
 
-def _labels(table: pd.DataFrame) -> tuple[npt.NDArray[np.object_], dict[tuple[int, ...], str]]:
+def _labels(table: pd.DataFrame) -> tuple[pd.Categorical, dict[tuple[int, ...], str]]:
     """Return the text of each row's group, and the text by members (the last one, if they go by several)."""
     codes, members = coded(table["members"])
-    description, descriptions = pd.factorize(table["group_description"].to_numpy(dtype=object))
+    description, descriptions = pd.factorize(table["group_description"])
     assumed = table["assumed"].to_numpy(dtype=np.bool_)
-    key = (codes * (len(descriptions) + 1) + description) * 2 + assumed
-    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-    texts = np.empty(len(first), dtype=object)
-    for at, row in enumerate(first):
+    number, distinct = pd.factorize(packed(codes, description, assumed.view(np.int8)))
+    texts = []
+    for row in first_rows(number, len(distinct)):
         ranks = members[codes[row]] or ()
-        texts[at] = group_label(str(descriptions[description[row]]), ranks, assumed=bool(assumed[row]))
-    last = np.zeros(len(first), np.int64)
-    last[inverse] = np.arange(len(inverse))  # of equal rows, the last one is kept
-    by_members = {(members[codes[first[at]]] or ()): str(texts[at]) for at in np.argsort(last)}
-    return texts[inverse], by_members
+        texts.append(group_label(str(descriptions[description[row]]), ranks, assumed=bool(assumed[row])))
+    last = np.zeros(len(distinct), np.int64)
+    last[number] = np.arange(len(number))  # of equal rows, the last one is kept
+    by_members = {(members[codes[row]] or ()): texts[number[row]] for row in np.sort(last)}
+    place, names = pd.factorize(np.array(texts, dtype=object), sort=True)
+    return pd.Categorical.from_codes(place[number], names), by_members
 
 
 def _estimates(table: pd.DataFrame, owned: Array, complete: npt.NDArray[np.bool_]) -> Array:
     """Return the exposed time of communications with untraced partners, capped by the shortest comparable duration."""
+    if complete.all():
+        return np.zeros(len(table), np.int64)
     length = (table["end_ns"] - table["start_ns"]).to_numpy()
-    ranks = each(table["members"], len)
-    keys = pd.DataFrame(
-        {"kind": table["kind"].to_numpy(dtype=object), "bytes": table["bytes"].to_numpy(), "ranks": ranks}
-    )
-    shortest = pd.Series(length).groupby([keys["kind"], keys["bytes"], keys["ranks"]]).transform("min").to_numpy()
-    return np.where(complete, 0, np.minimum(owned, shortest))
+    ranks = each(table["members"], len).astype(np.int64)
+    like, distinct = pd.factorize(packed(pd.factorize(table["kind"])[0], table["bytes"].to_numpy(), ranks))
+    shortest = np.full(len(distinct), np.iinfo(np.int64).max)
+    np.minimum.at(shortest, like, length)
+    return np.where(complete, 0, np.minimum(owned, shortest[like]))
 
 
 def _with_bandwidth(sums: pd.DataFrame, carried: pd.DataFrame, labelled: Mapping[tuple[int, ...], str]) -> pd.DataFrame:
@@ -176,10 +187,10 @@ def slow_links(carried: pd.DataFrame) -> list[SlowLink]:
     if not len(known):
         return []
     keys = ["kind", "bytes", "ranks", "leaf"]
-    groups = known.groupby([*keys, "members"], as_index=False).agg(
+    groups = known.groupby([*keys, "members"], as_index=False, observed=True).agg(
         usual=("transfer_ns", "median"), count=("transfer_ns", "size")
     )
-    peers = groups.groupby(keys)["usual"]
+    peers = groups.groupby(keys, observed=True)["usual"]
     groups = groups.assign(peer=peers.transform("median"), groups=peers.transform("size"))
     slow = groups[(groups["groups"] >= PEER_GROUPS) & (groups["usual"] > SLOWER * groups["peer"])]
     columns = ("members", "kind", "bytes", "count", "usual", "peer")
@@ -187,4 +198,4 @@ def slow_links(carried: pd.DataFrame) -> list[SlowLink]:
         SlowLink(members, str(kind), int(size), int(count), usual / max(peer, 1), round((usual - peer) * count))
         for members, kind, size, count, usual, peer in zip(*(slow[name] for name in columns), strict=True)
     ]
-    return sorted(found, key=lambda link: -link.excess_ns)
+    return sorted(found, key=lambda link: (-link.excess_ns, link.kind, link.bytes, len(link.members), link.members))

@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from traceaudit.intervals import Array
-from traceaudit.ranks.members import coded, each
+from traceaudit.ranks.instances import Instances, Integers, packed
+from traceaudit.ranks.members import coded
 
 ENDING_TOGETHER = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier"})
 
@@ -34,28 +35,32 @@ class Matching:
         instance: number of the instance, -1 where unmatched.
         complete: every member of the group was traced and has the instance.
         unmatched: communications that were not paired, by reason.
+        rows: the same, sorted by instance.
     """
 
-    instance: Array
+    instance: Integers
     complete: npt.NDArray[np.bool_]
     unmatched: dict[str, int]
+    rows: Instances
 
 
 def match(table: pd.DataFrame) -> Matching:
     """Match the communications of the ranks; `table` is that of `traceaudit.ranks.collectives.gather`."""
     size = len(table)
     if not size:
-        return Matching(np.empty(0, np.int64), np.empty(0, np.bool_), {})
-    anonymous = ((table["kind"] == "send_recv") & (table["direction"] == "")).to_numpy()  # partners not recorded
+        none = np.empty(0, np.int32)
+        return Matching(none, np.empty(0, np.bool_), {}, Instances.of(none, none))
+    passing = (table["kind"] == "send_recv").to_numpy()
+    anonymous = passing & (table["direction"] == "").to_numpy()  # partners not recorded
     label = np.full(size, -1, np.int64)  # position in the reference sequence of its group, or sequence number
-    group = coded(table["members"])[0]
-    group = group * 2 + (table["kind"] == "send_recv").to_numpy()
+    group = coded(table["members"])[0].astype(np.int64) * 2 + passing
     numbered = table["seq"].to_numpy() >= 0
-    label[numbered] = _by_number(table[numbered], group[numbered])
+    label[numbered] = _by_number(table if numbered.all() else table[numbered], group[numbered])
     label[anonymous] = -1
-    columns = _Columns(table, ~numbered)
-    for rows in _groups(group, np.flatnonzero(~numbered & ~anonymous)):
-        label[rows] = _by_order(columns, rows)
+    if not numbered.all():
+        columns = _Columns(table, ~numbered)
+        for rows in _groups(group, np.flatnonzero(~numbered & ~anonymous)):
+            label[rows] = _by_order(columns, rows)
     return _instances(table, group * 2 + numbered, label, anonymous)
 
 
@@ -68,18 +73,24 @@ def _groups(group: Array, rows: npt.NDArray[np.intp]) -> list[npt.NDArray[np.int
 
 def _by_number(table: pd.DataFrame, group: Array) -> Array:
     """Return labels from sequence numbers; several communications of one number count in order."""
-    keys = pd.DataFrame({"group": group, "rank": table["rank"].to_numpy(), "seq": table["seq"].to_numpy()})
-    keys = keys.assign(way=pd.factorize(_way(table))[0])
-    repeat = keys.groupby(["group", "way", "rank", "seq"]).cumcount().to_numpy()
-    labels = keys.groupby(["group", "way", "seq", pd.Series(repeat, keys.index)]).ngroup()
-    return np.asarray(labels, np.int64)
+    key = packed(group, _way(table), table["seq"].to_numpy())
+    rank = table["rank"].to_numpy()
+    order = np.lexsort((rank, key))
+    again = (np.diff(key[order], prepend=-1) == 0) & (np.diff(rank[order], prepend=-1) == 0)
+    if again.any():
+        begun = np.maximum.accumulate(np.where(again, 0, np.arange(len(order))))
+        repeat = np.empty(len(order), np.int64)
+        repeat[order] = np.arange(len(order)) - begun
+        key = packed(key, repeat)
+    return np.asarray(pd.factorize(key, sort=True)[0], np.int64)
 
 
-def _way(table: pd.DataFrame) -> Array:
+def _way(table: pd.DataFrame) -> Integers:
     """Return what tells point-to-point traffic of one pair apart by direction: the sender; -2 without a direction."""
-    rank, direction = table["rank"].to_numpy(dtype=np.int64), table["direction"].to_numpy(dtype=object)
-    source = np.where(direction == "send", rank, table["source_rank"].to_numpy(dtype=np.int64))
-    return np.where(direction == "", -2, source)
+    sending, undirected = ((table["direction"] == way).to_numpy() for way in ("send", ""))
+    source = np.where(sending, table["rank"].to_numpy(), table["source_rank"].to_numpy())
+    source[undirected] = -2
+    return source
 
 
 def _pairs(one: Array, other: Array) -> Array:
@@ -212,22 +223,28 @@ def _alike(columns: _Columns, own: npt.NDArray[np.intp], other: npt.NDArray[np.i
 
 def _instances(table: pd.DataFrame, group: Array, label: Array, anonymous: npt.NDArray[np.bool_]) -> Matching:
     placed = label >= 0
-    keys = pd.DataFrame({"group": group, "label": label})
-    instance = np.where(placed, np.asarray(keys.groupby(["group", "label"]).ngroup(), np.int64), -1)
-    expected = np.asarray(each(table["members"], len), np.int64)
-    present = pd.Series(table["rank"].to_numpy()).groupby(instance).transform("nunique").to_numpy()
+    instance = np.full(len(table), -1, np.int32)
+    instance[placed] = pd.factorize(packed(group[placed], label[placed]), sort=True)[0]
+    rank = table["rank"].to_numpy()
+    codes, groups = coded(table["members"])
+    expected = np.array([len(ranks or ()) for ranks in groups])[codes]
+    found = Instances.of(instance, rank)
+    present = found.spread(found.ranks(rank), 0)
     alone = placed & (present < 2) & (expected > 1)
-    traced = set(table["rank"].unique())
-    partners = np.asarray(each(table["members"], lambda ranks: len(traced.intersection(ranks)) > 1), np.bool_)
+    traced = set(np.unique(rank).tolist())
+    partners = np.array([len(traced.intersection(ranks or ())) > 1 for ranks in groups], np.bool_)[codes]
     reasons = {
         "partners not traced": alone & ~partners,
         "not recorded by the partners": alone & partners,
         "point-to-point without recorded partners": anonymous,
         "no agreement with the partners' order": ~placed & ~anonymous,
     }
-    instance = np.where(alone, -1, instance)
+    if alone.any():
+        instance[alone] = -1
+        found = Instances.of(instance, rank)
     return Matching(
         instance,
         (instance >= 0) & (present == expected),
         {reason: int(rows.sum()) for reason, rows in reasons.items() if rows.any()},
+        found,
     )

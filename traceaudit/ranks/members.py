@@ -4,21 +4,27 @@ Groups can have thousands of members and tables millions of rows, which share fe
 computed once for each.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 Ranks = tuple[int, ...]
 
 
-def coded(members: Iterable[Ranks | None]) -> tuple[npt.NDArray[np.int64], list[Ranks | None]]:
-    """Return for each row the number of its tuple, in the order of first appearance, and the distinct tuples.
+def coded(members: Iterable[Ranks | None]) -> tuple[npt.NDArray[np.signedinteger[Any]], list[Ranks | None]]:
+    """Return for each row the number of its tuple, and the distinct tuples.
+
+    Categories keep their numbers, among which -1 is no tuple; others are numbered in the order of first appearance.
 
     >>> codes, distinct = coded([(0, 1), (2, 3), (0, 1)])
     >>> codes.tolist(), distinct
     ([0, 1, 0], [(0, 1), (2, 3)])
     """
+    if isinstance(members, pd.Series) and isinstance(members.dtype, pd.CategoricalDtype):
+        return members.cat.codes.to_numpy(), members.cat.categories.tolist()
     rows = members if isinstance(members, list) else list(members)
     same = np.fromiter(map(id, rows), np.int64, len(rows))
     _, first, inverse = np.unique(same, return_index=True, return_inverse=True)
@@ -38,3 +44,14 @@ def each(members: Iterable[Ranks], function: Callable[[Ranks], object]) -> npt.N
     codes, distinct = coded(members)
     found = np.array([function(ranks) for ranks in distinct if ranks is not None])
     return np.asarray(found[codes])
+
+
+def categorical(codes: npt.NDArray[np.integer[Any]], groups: Sequence[Ranks]) -> pd.Categorical:
+    """Return a column of tuples of ranks as the number of each row's tuple; -1 is missing.
+
+    >>> categorical(np.array([0, -1]), [(0, 1)]).tolist()
+    [(0, 1), nan]
+    """
+    distinct = np.empty(len(groups), dtype=object)
+    distinct[:] = groups
+    return pd.Categorical.from_codes(codes, pd.Index(distinct, tupleize_cols=False))

@@ -10,6 +10,7 @@ import pandas as pd
 from traceaudit.attribute import Attribution, Job
 from traceaudit.leaves import Bucket, Leaf, in_bucket
 from traceaudit.ranks.collectives import group_label
+from traceaudit.ranks.instances import summed
 from traceaudit.ranks.links import SlowLink, slow_links
 from traceaudit.ranks.peers import Peers
 from traceaudit.ranks.where import worst_place
@@ -164,7 +165,8 @@ def links_found(job: Job, attribution: Attribution) -> list[dict[str, Any]]:
     described: dict[tuple[int, ...], str] = {}
     slow = slow_links(attribution.carried)
     if slow:
-        described = dict(zip(job.communications["members"], job.communications["group_description"], strict=True))
+        named = job.communications[["members", "group_description"]].drop_duplicates("members", keep="last")
+        described = dict(zip(named["members"], named["group_description"], strict=True))
     return [
         {
             "group": group_label(str(described.get(link.members, "")), link.members, assumed=False),
@@ -181,16 +183,10 @@ def links_found(job: Job, attribution: Attribution) -> list[dict[str, Any]]:
 def lateness(job: Job, attribution: Attribution) -> list[dict[str, int]]:
     """Return by rank and step how long others waited for the rank's arrival, directly: the heat map's cells."""
     exposed = attribution.exposed
-    late = in_bucket(exposed["leaf"], Bucket.STRAGGLER)
-    waits = exposed[late]
-    frame = pd.DataFrame(
-        {
-            "rank": job.arrivals.awaited_rank[waits["row"].to_numpy(dtype=np.int64)],
-            "step": waits["step"].to_numpy(dtype=np.int64),
-            "ns": waits["ns"].to_numpy(dtype=np.int64),
-        }
-    )
-    sums = frame.groupby(["rank", "step"], as_index=False)[["ns"]].sum()
+    late = np.flatnonzero(in_bucket(exposed["leaf"], Bucket.STRAGGLER))
+    step, row, ns = (exposed[name].to_numpy()[late] for name in ("step", "row", "ns"))
+    frame = pd.DataFrame({"rank": job.arrivals.awaited_rank[row], "step": step, "ns": ns}, copy=False)
+    sums = summed(frame, ["rank", "step"])
     return [{"rank": int(rank), "step": int(step), "ns": int(ns)} for rank, step, ns in sums.itertuples(index=False)]
 
 

@@ -27,7 +27,8 @@ from traceaudit.events import (
     frame_may_recompute,
 )
 from traceaudit.intervals import Array, covers, union
-from traceaudit.reading.decode import COLLECTIVE_FIELDS, RawTrace
+from traceaudit.reading.columns import RawTrace
+from traceaudit.reading.fields import COLLECTIVE_FIELDS
 from traceaudit.reading.streams import Place
 
 YEAR_2001_NS = 978_307_200 * 10**9

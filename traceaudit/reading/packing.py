@@ -170,7 +170,7 @@ def _read_table(content: dict[str, Any], arrays: Mapping[str, np.ndarray[Any, An
 
 def _read_column(column: dict[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]]) -> Any:  # noqa: ANN401  an array
     if "codes" in column:
-        categories = pd.Index(_read_column(column["categories"], arrays))
+        categories = pd.Index(_read_column(column["categories"], arrays), tupleize_cols=False)
         codes = _read_column(column["codes"], arrays)
         return pd.Categorical.from_codes(codes, categories=categories, ordered=column["ordered"])
     if "$array" in column:

@@ -189,13 +189,9 @@ class Inflating:
         file.seek(0)
         self._parts = self._unzipped() if magic[:2] == GZIP else self._unframed() if magic == ZSTD else self._plain()
 
-    def read(self, size: int) -> bytes:
-        """Return about `size` bytes, or nothing at the end."""
-        parts: list[bytes] = []
-        while size > 0 and (part := next(self._parts, b"")):
-            parts.append(part)
-            size -= len(part)
-        return b"".join(parts)
+    def part(self) -> bytes:
+        """Return the next bytes, as many as are inflated at a time, or nothing at the end."""
+        return next(self._parts, b"")
 
     def _stored(self, size: int) -> bytes:
         """Return bytes as they are stored; an archive that is damaged ends there."""
