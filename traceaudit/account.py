@@ -1,6 +1,6 @@
 """One rank's account: all that the job needs to know of a trace, small enough to keep for every rank."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -12,6 +12,7 @@ from traceaudit.checkpointing import summary
 from traceaudit.classify import State, activities, main_device
 from traceaudit.events import GPU_KINDS, Losses, Origin, Trace
 from traceaudit.flops import Counted, counted
+from traceaudit.host_device import on_host
 from traceaudit.idle.calls import host_activity
 from traceaudit.idle.facts import host_facts
 from traceaudit.idle.gaps import resolve
@@ -85,6 +86,7 @@ class RankAccount:
         progress: time by class (compute as NOT_SPLIT, recompute as KERNELS) from the beginning of the first window to
             the start and to the end of each communication: int64, communications x 2 x classes.
         progress_classes: the classes (`Leaf`) that occur.
+        on_host: no GPU rows, and operators of the CPU stand for them (`traceaudit.host_device`).
         schedule: forward and backward work of a rank of a pipeline (`traceaudit.schedule`).
         memo: ``step, busy_ns, comm_ns, overlapped_comm_ns``.
         matrix_products: matrix products with shapes, and those without.
@@ -129,6 +131,7 @@ class RankAccount:
     shapes: pd.DataFrame = field(default_factory=pd.DataFrame)
     counting: dict[str, int] = field(default_factory=dict)
     progress_classes: tuple[int, ...] = ()
+    on_host: bool = False
 
     @property
     def rank(self) -> int:
@@ -145,7 +148,10 @@ def account(trace: Trace, selection: Selection) -> RankAccount:
     starts, ends = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
     first, last = (int(starts[0]), int(ends.max())) if len(events) else (0, 0)
     if not len(table):
-        return _without_gpu(trace, first, last)
+        standing = on_host(trace, selection)
+        if standing is None:
+            return without_gpu(trace.origin, trace.losses, len(events), first, last)
+        return replace(account(standing, selection), events=len(events), first_ns=first, last_ns=last, on_host=True)
     steps = step_windows(trace, table, selection)
     windows = steps.windows
     pieces = base_states(
@@ -198,12 +204,13 @@ def account(trace: Trace, selection: Selection) -> RankAccount:
     )
 
 
-def _without_gpu(trace: Trace, first: int, last: int) -> RankAccount:
+def without_gpu(origin: Origin, losses: Losses, events: int, first: int, last: int) -> RankAccount:
+    """Return the account of a rank without GPU activity."""
     none = pd.DataFrame()
     return RankAccount(
-        origin=trace.origin,
-        losses=trace.losses,
-        events=len(trace.events),
+        origin=origin,
+        losses=losses,
+        events=events,
         first_ns=first,
         last_ns=last,
         steps=None,

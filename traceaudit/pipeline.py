@@ -2,16 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from traceaudit.account import RankAccount
+from traceaudit.account import RankAccount, without_gpu
 from traceaudit.attribute import Job, attribute, windows
 from traceaudit.audit import Audit
 from traceaudit.budget import from_figures
 from traceaudit.errors import InputError, MissingFigureError
+from traceaudit.host_device import WARNING as ON_HOST
 from traceaudit.idle.summary import facts, gap_table, profiler_overhead
 from traceaudit.mfu.model import Run, declared, numerator, peak
 from traceaudit.mfu.roofline import split_compute
@@ -83,7 +85,8 @@ def analyze(
     audit = _attributed(_source(paths), accounts, run, chosen, skipped, warnings, reading)
     if budget is not None:
         _add_budget(audit.result, budget)
-    return audit
+    places = {source.place.path: source.place for source in files}
+    return replace(audit, places={own.rank: places[own.origin.file] for own in accounts})
 
 
 def _add_budget(result: dict[str, Any], figures: Mapping[str, Any]) -> None:
@@ -105,11 +108,13 @@ def _attributed(
     reading: Reading | None = None,
 ) -> Audit:
     """Attribute the time of one job from the accounts of its ranks."""
+    accounts, on_host = _devices(accounts)
     present = [own for own in accounts if own.steps is not None]
     if not present:
         raise InputError(
             f"{_names(accounts)}: no GPU activity on any rank; traceaudit attributes GPU time. "
-            "Profile with ProfilerActivity.CUDA on a machine with a GPU."
+            "Profile with ProfilerActivity.CUDA on a machine with a GPU; a run on CPUs needs marked steps "
+            "(profiler.step() or --step-marker), or --whole-trace."
         )
     world_size, sized = _world_size(accounts, run)
     plan = layout(accounts, world_size, run.degrees())
@@ -122,13 +127,15 @@ def _attributed(
     peers = compare(present, table, plan.stage)
     job = Job(present, communications, matching, arrived, clock, plan, peers)
     model = numerator(run, world_size)
-    rate, reason = peak(run, present, asked=model is not None)
+    rate, reason = peak(run, present, asked=model is not None and not on_host)
+    reason = "there is no table of peaks for CPUs; pass --peak-tflops X" if on_host and rate is None else reason
     marked = {own.steps.marked_by for own in present if own.steps is not None}
     if model is not None and not selection.whole_trace and marked - {"ProfilerStep", "optimizer", "marker"}:
         rate, reason = None, "the traces have no whole steps, so that the declared FLOPs of a step cannot be placed"
     split = split_compute(present, table, rate, reason, model, world_size, peers.excess)
     attribution = attribute(job, table, split)
-    quality = _quality(accounts, skipped, [*warnings, *notes, *sized, *split.warnings], marked, left_out, world_size)
+    warnings = [*([ON_HOST] if on_host else []), *warnings, *notes, *sized, *split.warnings]
+    quality = _quality(accounts, skipped, warnings, marked, left_out, world_size)
     found = result(
         source=source,
         accounts=accounts,
@@ -140,10 +147,22 @@ def _attributed(
         world_size=world_size,
         quality=quality,
     )
+    found["job"]["device_rows"] = "cpu_operators" if on_host else "gpu"
     step_ns = found["job"]["step_ns_median"]
     found["host_facts"] = facts(present, run.number("tokens_per_step"))
     found["quality"]["profiler_overhead"] = profiler_overhead(present, step_ns, *_declared_step(run))
     return Audit(found, attribution, gap_table(present), reading)
+
+
+def _devices(accounts: list[RankAccount]) -> tuple[list[RankAccount], bool]:
+    """Return the accounts, and whether operators of the CPU stand for the devices: only where no rank has GPU rows."""
+    with_gpu = any(own.steps is not None and not own.on_host for own in accounts)
+    if not with_gpu:
+        return accounts, any(own.on_host for own in accounts)
+    return [
+        without_gpu(own.origin, own.losses, own.events, own.first_ns, own.last_ns) if own.on_host else own
+        for own in accounts
+    ], False
 
 
 def _declared_step(run: Run) -> tuple[float | None, str]:
