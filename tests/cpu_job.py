@@ -1,6 +1,7 @@
 """Trains a small transformer on two CPU processes over gloo and records it; started by tests as a program.
 
-``python -m tests.cpu_job DIRECTORY SCENARIO [FAULT...]``: the scenario is a kind of parallelism, faults are planted.
+``python -m tests.cpu_job`` reads jobs from standard input, a JSON list a line: directory, kind of parallelism, faults
+to plant. It answers each with the ranks' exit codes.
 """
 
 import json
@@ -29,7 +30,7 @@ VOCAB, WIDTH, HEADS, LAYERS, LENGTH, BATCH = 256, 128, 4, 4, 64, 8
 TOKENS = BATCH * LENGTH * WORLD  # of a step where each rank is a replica
 SKIP, TIMED, WARMUP, STEPS = 1, 2, 1, 3
 MICROBATCHES = 4
-PAUSE = 0.15  # seconds that a planted pause lasts, much longer than the jitter of a busy machine
+PAUSE, LATE_PAUSE = 0.15, 0.4  # seconds that a data set and a rank pause: much longer than a busy machine's jitter
 LATE_RANK = 1
 
 
@@ -175,7 +176,7 @@ def train(rank: int, directory: str, kind: str, faults: list[str]) -> None:
         for _ in range(SKIP + TIMED + WARMUP + STEPS):
             batch = next(batches)
             if "late" in faults and rank == LATE_RANK:
-                time.sleep(PAUSE)
+                time.sleep(LATE_PAUSE)
             run(batch)
             optimizer.step()
             optimizer.zero_grad()
@@ -185,19 +186,20 @@ def train(rank: int, directory: str, kind: str, faults: list[str]) -> None:
     dist.destroy_process_group()
 
 
-def main(directory: str, kind: str, *faults: str) -> None:
-    """Run the ranks; fails if one does."""
+def run(directory: str, kind: str, *faults: str) -> list[int | None]:
+    """Run the ranks of a job and return their exit codes."""
     context = multiprocessing.get_context("fork")  # torch is imported once
     ranks = [context.Process(target=train, args=(rank, directory, kind, list(faults))) for rank in range(WORLD)]
     for process in ranks:
         process.start()
     for process in ranks:
         process.join(60)
-    if any(process.exitcode for process in ranks):
-        for process in ranks:
-            process.kill()
-        sys.exit(1)
+    codes = [process.exitcode for process in ranks]
+    for process in ranks:
+        process.kill()
+    return codes
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    for line in sys.stdin:
+        print(json.dumps(run(*json.loads(line))), flush=True)

@@ -191,16 +191,26 @@ def _configurations(modules: Sequence[nn.Module]) -> list[object]:
     return found
 
 
-def _size(modules: Sequence[nn.Module], name: str) -> int | None:
-    """Return a size of the model from its configuration, else from what it is made of."""
+def configured(modules: Sequence[nn.Module], name: str) -> int | None:
+    """Return a size of the whole model from its configuration, None where that does not tell."""
     for configuration in _configurations(modules):
         for spelling in SIZES[name]:
             value = getattr(configuration, spelling, None)
             if isinstance(value, int) and not isinstance(value, bool):
                 return value
+    return None
+
+
+def _size(modules: Sequence[nn.Module], name: str) -> int | None:
+    """Return a size of the model from its configuration, else from what it is made of."""
+    if (told := configured(modules, name)) is not None:
+        return told
     if name == "layers":
-        stacks = [len(own) for own in _all(modules) if isinstance(own, nn.ModuleList | nn.Sequential) and _alike(own)]
-        return max(stacks, default=None)
+        stacks = [
+            max((len(own) for own in module.modules() if _is_stack(own)), default=0)  # type: ignore[arg-type]
+            for module in modules
+        ]
+        return sum(stacks) or None
     embedding = next((own for own in _all(modules) if isinstance(own, nn.Embedding)), None)
     if name == "vocab" and embedding is not None:
         return embedding.num_embeddings
@@ -211,10 +221,11 @@ def _size(modules: Sequence[nn.Module], name: str) -> int | None:
     return None
 
 
-def _alike(stack: nn.Module) -> bool:
-    """Tell whether a stack holds modules of one kind that have modules themselves: layers, not steps of one."""
-    kinds = {type(own) for own in stack.children()}
-    return len(kinds) == 1 and all(any(True for _ in own.children()) for own in stack.children())
+def _is_stack(module: nn.Module) -> bool:
+    """Tell whether a module lists modules of one kind that have modules themselves: layers, not steps of one."""
+    kinds = {type(getattr(own, "_checkpoint_wrapped_module", own)) for own in module.children()}
+    listing = isinstance(module, nn.ModuleList | nn.Sequential) and len(kinds) == 1
+    return listing and all(any(True for _ in own.children()) for own in module.children())
 
 
 def _dtype(modules: Sequence[nn.Module]) -> str | None:

@@ -4,7 +4,6 @@ import gzip
 import json
 import logging
 import os
-import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import profiler
 
-from traceaudit.capture.description import Model, Values, degrees_of, describe, stages_of
+from traceaudit.capture.description import Model, Values, configured, degrees_of, describe, modules_of, stages_of
 
 MARKS = 4  # collectives before the first and after the last recorded step
 GZIP_LEVEL = 4  # nearly as small as 9, three times as fast
@@ -153,15 +152,16 @@ class Recorder:
             return
         with harmless("the end of the recording"):
             planned, self._on = len(self._recording), False
+            whole = self._recorded
             self._close_mark()
             if self._profile is not None and self._done >= self._recording.start:
                 self._profile.stop_trace()
-                if kind is None and self._recorded:
-                    self._write()
+                if kind is None and whole:
+                    self._write(unfinished=self._first + self._done)
             self._profile = None
             if kind is None:
                 warnings.warn(
-                    f"traceaudit.capture: the loop ended after {self._done} steps; {self._recorded} of {planned} were "
+                    f"traceaudit.capture: the loop ended after {self._done} steps; {whole} of {planned} were "
                     "recorded; lower skip, timed or steps.",
                     CaptureWarning,
                     stacklevel=3,
@@ -238,10 +238,10 @@ class Recorder:
             mark.__exit__(None, None, None)
             self._recorded += 1
 
-    def _write(self) -> None:
+    def _write(self, unfinished: int | None = None) -> None:
         self._run["step_seconds"] = self._facts.get("step_seconds") or self.step_seconds
         recorded = min(self._ranks) if self._ranks else 0
-        write(self._profile, self._file, self._run if rank() == recorded else None)
+        write(self._profile, self._file, self._run if rank() == recorded else None, unfinished)
         self.path = self._file
 
     def _tell(self) -> None:
@@ -308,7 +308,8 @@ def described(model: Model, **facts: Any) -> Values:  # noqa: ANN401
         return run
     named = mesh is not None and "pp" in (mesh.mesh_dim_names or ())
     group = stages[0].group if stages else mesh["pp"].get_group() if mesh is not None and named else None
-    names = [name for name in ("params", "active_params", "layers") if facts.get(name) is None]
+    parts = ["params", "active_params", *(["layers"] if configured(modules_of(model), "layers") is None else [])]
+    names = [name for name in parts if facts.get(name) is None]
     if not stages and not named and degrees["pp"] != run["world_size"]:
         warnings.warn(
             "traceaudit.capture: this rank holds a part of a pipeline; pass its stages as model=, or pass params=.",
@@ -321,14 +322,18 @@ def described(model: Model, **facts: Any) -> Values:  # noqa: ANN401
     return {**run, **{name: int(total) or None for name, total in zip(names, sums.tolist(), strict=True)}}
 
 
-def write(profile: Any, file: Path, run: Values | None) -> None:  # noqa: ANN401  a profile of torch
-    """Write a trace, and ``run.json`` beside it; each appears whole or not at all."""
+def write(profile: Any, file: Path, run: Values | None, unfinished: int | None = None) -> None:  # noqa: ANN401
+    """Write the trace of a torch profile, and ``run.json`` beside it; each appears whole or not at all.
+
+    The mark of an `unfinished` step is renamed: it is none.
+    """
+    mark = b'"ProfilerStep#%d"' % (-1 if unfinished is None else unfinished)
     file.parent.mkdir(parents=True, exist_ok=True)
     plain, packed = (file.with_name(f".{file.name}.{os.getpid()}.{kind}.part") for kind in ("plain", "packed"))
     try:
         profile.export_chrome_trace(str(plain))
         with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=GZIP_LEVEL) as target:
-            shutil.copyfileobj(source, target, 1 << 20)
+            target.writelines(line.replace(mark, b'"unfinished step"') for line in source)
         packed.replace(file)
         if run is not None:
             packed.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
