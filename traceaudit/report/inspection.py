@@ -17,7 +17,7 @@ def lines(result: Mapping[str, Any]) -> Iterator[str]:
     """Yield the text of an inspection."""
     files, world = result["files"], result["world_size"]
     of = f" of {world:,}" if world is not None else ""
-    verdict = "can be attributed" if result["usable"] else "cannot be attributed"
+    verdict = "can be attributed" if result["usable"] else "cannot be attributed as they are"
     yield f"{len(files):,} traces, {result['ranks_traced']:,}{of} ranks: {verdict}."
     if files:
         yield ""
