@@ -10,19 +10,22 @@ from traceaudit.errors import TraceAuditError
 
 if TYPE_CHECKING:
     from traceaudit.audit import Audit
+    from traceaudit.capture import capture
     from traceaudit.pipeline import analyze, load
     from traceaudit.steps import Selection
 
 __version__ = "0.1.0"
-__all__ = ["Audit", "Selection", "TraceAuditError", "analyze", "load"]
+__all__ = ["Audit", "Selection", "TraceAuditError", "analyze", "capture", "load"]
 
 _HOMES = {"Audit": "audit", "Selection": "steps", "analyze": "pipeline", "load": "pipeline"}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  whatever the name stands for
     """Import pandas and what needs it only when it is used."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "capture":  # callable like a function; needs torch
+        return import_module("traceaudit.capture")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"traceaudit.{_HOMES[name]}"), name)

@@ -1,6 +1,6 @@
 """One rank's account: all that the job needs to know of a trace, small enough to keep for every rank."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -12,6 +12,7 @@ from traceaudit.checkpointing import summary
 from traceaudit.classify import State, activities, main_device
 from traceaudit.events import GPU_KINDS, Losses, Origin, Trace
 from traceaudit.flops import Counted, counted
+from traceaudit.host_device import on_host
 from traceaudit.idle.calls import host_activity
 from traceaudit.idle.facts import host_facts
 from traceaudit.idle.gaps import resolve
@@ -87,6 +88,7 @@ class RankAccount:
         progress: ``place, cls, ns``: time by class (`Leaf`; compute as NOT_SPLIT, recompute as KERNELS) between one
             start or end of a communication and the next. Places number starts and ends in the order of time
             (`edge_order`); at place 0 stands the time since the beginning of the first window.
+        on_host: no GPU rows, and operators of the CPU stand for them (`traceaudit.host_device`).
         schedule: forward and backward work of a rank of a pipeline (`traceaudit.schedule`).
         memo: ``step, busy_ns, comm_ns, overlapped_comm_ns``.
         matrix_products: matrix products with shapes, and those without.
@@ -130,6 +132,7 @@ class RankAccount:
     overlap: pd.DataFrame = field(default_factory=pd.DataFrame)
     shapes: pd.DataFrame = field(default_factory=pd.DataFrame)
     counting: dict[str, int] = field(default_factory=dict)
+    on_host: bool = False
 
     @property
     def rank(self) -> int:
@@ -146,7 +149,10 @@ def account(trace: Trace, selection: Selection) -> RankAccount:
     starts, ends = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
     first, last = (int(starts[0]), int(ends.max())) if len(events) else (0, 0)
     if not len(table):
-        return _without_gpu(trace, first, last)
+        standing = on_host(trace, selection)
+        if standing is None:
+            return without_gpu(trace.origin, trace.losses, len(events), first, last)
+        return replace(account(standing, selection), events=len(events), first_ns=first, last_ns=last, on_host=True)
     steps = step_windows(trace, table, selection)
     windows = steps.windows
     pieces = base_states(
@@ -197,12 +203,13 @@ def account(trace: Trace, selection: Selection) -> RankAccount:
     )
 
 
-def _without_gpu(trace: Trace, first: int, last: int) -> RankAccount:
+def without_gpu(origin: Origin, losses: Losses, events: int, first: int, last: int) -> RankAccount:
+    """Return the account of a rank without GPU activity."""
     none = pd.DataFrame()
     return RankAccount(
-        origin=trace.origin,
-        losses=trace.losses,
-        events=len(trace.events),
+        origin=origin,
+        losses=losses,
+        events=events,
         first_ns=first,
         last_ns=last,
         steps=None,

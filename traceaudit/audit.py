@@ -11,9 +11,12 @@ from traceaudit.errors import InputError
 from traceaudit.leaves import Bucket, Leaf
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from matplotlib.axes import Axes
 
     from traceaudit.reading.parallel import Reading
+    from traceaudit.reading.streams import Place
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,12 +30,14 @@ class Audit:
             that took most of each and what stands around it, thread, Python frame, the kernel that ended it and what
             that waited for.
         reading: how the traces were read: how many came from the cache; nothing that changes a result.
+        places: where the file of each rank lies.
     """
 
     result: dict[str, Any]
     attribution: Attribution
     gaps: pd.DataFrame = field(default_factory=pd.DataFrame)
     reading: "Reading | None" = None
+    places: "Mapping[int, Place]" = field(default_factory=dict)
 
     @property
     def mfu(self) -> float | None:
@@ -77,6 +82,21 @@ class Audit:
     def stragglers(self) -> pd.DataFrame:
         """Who made others wait: ``rank, cause, caused_ns, own_ns, share, mfu_points, evidence``."""
         return pd.DataFrame(self.result["stragglers"])
+
+    def events(self, rank: int) -> pd.DataFrame:
+        """Return the events of a rank's file, read again: one row each; columns as in `traceaudit.events`.
+
+        The tables of an `Audit` hold sums, not events: those of a large job do not fit into memory.
+
+        Raises:
+            InputError: the rank has no trace here, or its file is gone.
+        """
+        from traceaudit.reading.normalise import read_trace
+
+        if rank not in self.places:
+            known = ", ".join(map(str, sorted(self.places)[:16]))
+            raise InputError(f"rank {rank} has no trace here; there are ranks {known or 'none'}.")
+        return read_trace(self.places[rank]).events
 
     @property
     def findings(self) -> pd.DataFrame:

@@ -30,6 +30,7 @@ COMMUNICATION = re.compile(
     r"|\b(?:barrier|put_signal|wait_signal)_kernel"
     r"|cross_device_reduce_[12]stage|allreduce_fusion_kernel|(?:one|two)ShotAllReduce"
     r"|^(?:void )?(?:aiter::)?(?:allgather|reduce_scatter)_|userbuffers_"
+    r"|^gloo:"
 )
 
 # The collective that a kernel's name or an operator's argument tells; the first that matches.
@@ -46,8 +47,28 @@ COLLECTIVE_KINDS = (
     (re.compile(r"^(?:nccl:)?_?reduce(?:$|_)|nccl(?:Dev)?Kernel_Reduce_|ncclReduce(?:Ring|Tree)"), "reduce"),
 )
 
-# Families of compute kernels by name; the first that matches.
+# Families of compute kernels by name; the first that matches. Operators stand for kernels in runs on CPUs.
 FAMILY_NAMES = (
+    (
+        re.compile(
+            r"^aten::(?:\w*(?<!num)(?<!__)mm|matmul|linear|mv|addmv|dot|einsum|\w*convolution\w*)(?:_backward)?(?:\.|$)"
+        ),
+        Leaf.MATMUL,
+    ),
+    (
+        re.compile(
+            r"^aten::(?:copy_|clone|contiguous|cat|stack|split\w*|to|_to_copy|fill_|zero_|zeros\w*|ones\w*|full\w*|empty\w*"
+            r"|index_select|embedding\w*|gather|scatter\w*)(?:\.|$)|^fsdp::"
+        ),
+        Leaf.DEVICE_COPY,
+    ),
+    (
+        re.compile(
+            r"^aten::(?:add|sub|mul|div|pow|sqrt|rsqrt|exp|log|tanh|sigmoid|relu|gelu|silu|where|neg|lerp|addcmul|addcdiv"
+            r"|dropout|native_dropout|threshold)\w*(?:\.|$)|^(?:graph_\d+_)?cpp_fused"
+        ),
+        Leaf.ELEMENTWISE,
+    ),
     (re.compile(r"get_dispatch_layout|moe_(?:align|sum|permute)|topk|radixSort|bitonicSort", re.I), Leaf.OTHER_KERNELS),
     (re.compile(r"multi_tensor_apply|adam|lamb_|_sgd|distributed_fused", re.I), Leaf.OPTIMIZER),
     (

@@ -262,6 +262,39 @@ def report(result: Path, outputs: Outputs, quiet: bool) -> None:
 
 
 @main.command()
+@click.argument("traces", nargs=-1, required=True)
+@click.option("--json", "json_path", help="Write the answer as JSON; - for standard output instead of text.")
+@click.option("--force", is_flag=True, help="Overwrite existing output files.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Processes that read.  [default: by cores and free memory]")
+@click.option("--quiet", is_flag=True, help="Print no text and no progress.")
+def inspect(traces: tuple[str, ...], json_path: str | None, force: bool, jobs: int | None, quiet: bool) -> None:
+    """Say what traces hold and what they lack, what that costs in certainty, and how to record it.
+
+    TRACES are directories, files, glob patterns or URLs, as for analyze. Exits with 1 if nothing in them can be
+    attributed.
+    """
+    from traceaudit.audit import write
+    from traceaudit.errors import InputError
+    from traceaudit.inspection import inspect as run
+    from traceaudit.report.json_file import to_json
+
+    with _reported():
+        path = Path(json_path) if json_path and json_path != "-" else None
+        if path is not None and path.exists() and not force:
+            raise InputError(f"{path} exists; pass --force to overwrite it.")
+        with _progress(quiet=quiet) as progress:
+            found = run(list(traces), jobs=jobs, progress=progress)
+        if json_path == "-":
+            click.echo(to_json(found.result), nl=False)
+        elif not quiet:
+            click.echo(str(found))
+        if path is not None:
+            write(path, to_json(found.result), force=force)
+    if not found.usable:
+        sys.exit(EXIT_INPUT)
+
+
+@main.command()
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--scenario", help="Which fault to plant; without it, the scenarios are listed.")
 @click.option("--force", is_flag=True, help="Overwrite existing files.")

@@ -2,18 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from traceaudit.account import RankAccount
+from traceaudit.account import RankAccount, without_gpu
 from traceaudit.attribute import Job, attribute, windows
 from traceaudit.audit import Audit
 from traceaudit.budget import from_figures
 from traceaudit.errors import InputError, MissingFigureError
 from traceaudit.findings import conclusions, witness
+from traceaudit.host_device import WARNING as ON_HOST
 from traceaudit.idle.summary import facts, gap_table, profiler_overhead
 from traceaudit.inventory import inventory, plan_of, seen_in
 from traceaudit.mfu.model import Run, declared, numerator, peak
@@ -90,7 +91,9 @@ def analyze(
         if not accounts:
             raise InputError("none of the selected ranks is among the traces.")
     beside = Beside(budget, norms)
-    return _attributed(_source(paths), accounts, run, chosen, skipped, warnings, reading, beside)
+    audit = _attributed(_source(paths), accounts, run, chosen, skipped, warnings, reading, beside)
+    places = {source.place.path: source.place for source in files}
+    return replace(audit, places={own.rank: places[own.origin.file] for own in accounts})
 
 
 @dataclass(frozen=True)
@@ -121,11 +124,13 @@ def _attributed(
     beside: Beside | None = None,
 ) -> Audit:
     """Attribute the time of one job from the accounts of its ranks."""
+    accounts, on_host = _devices(accounts)
     present = [own for own in accounts if own.steps is not None]
     if not present:
         raise InputError(
             f"{_names(accounts)}: no GPU activity on any rank; traceaudit attributes GPU time. "
-            "Profile with ProfilerActivity.CUDA on a machine with a GPU."
+            "Profile with ProfilerActivity.CUDA on a machine with a GPU; a run on CPUs needs marked steps "
+            "(profiler.step() or --step-marker), or --whole-trace."
         )
     world_size, sized = _world_size(accounts, run)
     plan = layout(accounts, world_size, run.degrees())
@@ -138,13 +143,15 @@ def _attributed(
     peers = compare(present, table, plan.stage)
     job = Job(present, communications, matching, arrived, clock, plan, peers)
     model = numerator(run, world_size)
-    rate, reason = peak(run, present, asked=model is not None)
+    rate, reason = peak(run, present, asked=model is not None and not on_host)
+    reason = "there is no table of peaks for CPUs; pass --peak-tflops X" if on_host and rate is None else reason
     marked = {own.steps.marked_by for own in present if own.steps is not None}
     if model is not None and not selection.whole_trace and marked - {"ProfilerStep", "optimizer", "marker"}:
         rate, reason = None, "the traces have no whole steps, so that the declared FLOPs of a step cannot be placed"
     split = split_compute(present, table, rate, reason, model, world_size, peers.excess)
     attribution = attribute(job, table, split)
-    quality = _quality(accounts, skipped, [*warnings, *notes, *sized, *split.warnings], marked, left_out, world_size)
+    warnings = [*([ON_HOST] if on_host else []), *warnings, *notes, *sized, *split.warnings]
+    quality = _quality(accounts, skipped, warnings, marked, left_out, world_size)
     found = result(
         source=source,
         accounts=accounts,
@@ -158,6 +165,7 @@ def _attributed(
     )
     found["job"]["layout"] = degrees(present, run.degrees())
     found["job"]["versions"] = versions(present, run)
+    found["job"]["device_rows"] = "cpu_operators" if on_host else "gpu"
     step_ns = found["job"]["step_ns_median"]
     found["host_facts"] = facts(present, run.number("tokens_per_step"))
     found["quality"]["profiler_overhead"] = profiler_overhead(present, step_ns, *_declared_step(run))
@@ -190,6 +198,17 @@ def _inventory(
         return None if plan is None else inventory(plan, gpu_bytes, seen_in(found))
     except (InputError, TypeError, ValueError):  # a size is missing or no number; MFU has its own complaint
         return None
+
+
+def _devices(accounts: list[RankAccount]) -> tuple[list[RankAccount], bool]:
+    """Return the accounts, and whether operators of the CPU stand for the devices: only where no rank has GPU rows."""
+    with_gpu = any(own.steps is not None and not own.on_host for own in accounts)
+    if not with_gpu:
+        return accounts, any(own.on_host for own in accounts)
+    return [
+        without_gpu(own.origin, own.losses, own.events, own.first_ns, own.last_ns) if own.on_host else own
+        for own in accounts
+    ], False
 
 
 def _declared_step(run: Run) -> tuple[float | None, str]:

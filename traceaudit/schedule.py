@@ -22,6 +22,7 @@ from traceaudit.steps import Steps, launch_times
 WORK_ANNOTATION = re.compile(r"^PP:(\d+)([FBIW])(\d+)$")
 BACKWARD_NODE = re.compile(r"^autograd::engine::evaluate_function")
 OPTIMIZER = re.compile(r"^Optimizer\.")
+SLIVER = 0.02  # of a typical forward, below which a piece of work is none
 
 COLUMNS = (
     "step",
@@ -85,6 +86,7 @@ def schedule(
         work_ns=("work_ns", "sum"),
         recompute_ns=("recompute_ns", "sum"),
     )
+    work = _without_slivers(work)
     counted = work.groupby(["step", "kind"]).cumcount()
     work = work.assign(microbatch=np.where(work["microbatch"] >= 0, work["microbatch"], counted))
     return _with_gaps(work, idle, steps).reset_index(drop=True)[list(COLUMNS)]
@@ -134,6 +136,15 @@ def _other_after_backward(frame: pd.DataFrame) -> pd.DataFrame:
     last = frame["start_ns"].where(frame["kind"].isin(("B", "I", "W"))).groupby(frame["step"]).transform("max")
     late = (frame["kind"] == "F") & (frame["start_ns"] > last)
     return frame.assign(kind=frame["kind"].where(~late, "O"), part=frame["part"].where(~late, 0))
+
+
+def _without_slivers(work: pd.DataFrame) -> pd.DataFrame:
+    """Call forwards that are next to nothing other work: a gradient of one is filled in, or a mask is made."""
+    forward = (work["kind"] == "F") & (work["microbatch"] < 0)
+    ns = work["work_ns"].astype(np.float64)
+    typical = (ns[forward] ** 2).sum() / max(ns[forward].sum(), 1.0)  # of the piece that an instant of forwards is in
+    sliver = forward & (ns < SLIVER * typical)
+    return work.assign(kind=work["kind"].where(~sliver, "O"))
 
 
 def _with_gaps(work: pd.DataFrame, idle: pd.DataFrame, steps: Steps) -> pd.DataFrame:

@@ -193,7 +193,7 @@ def _work(operator: Operator, kernel: str, family: int) -> Work | None:
 def _by_kernel(operator: Operator, kernel: str, family: int) -> Work | None:
     """Return the work of an operator without a formula, if its kernel is of a kind that tells it."""
     try:
-        if operator.name.startswith("triton_") or operator.name.startswith(kernel):
+        if operator.name.startswith("triton_") or (operator.name.startswith(kernel) and "::" not in kernel):
             return generated(operator)
         if operator.name.startswith("aten::_foreach_"):
             return foreach(operator)

@@ -19,6 +19,8 @@ def headline(result: Result) -> str:
     elif job.get("mixed_peak"):
         number += " of mixed peak"
     sentence = f"{number} on {ranks_traced(job)}, {plural(len(job['steps']), 'step')}"
+    if job.get("device_rows") == "cpu_operators":
+        sentence += " (no GPU rows: CPU operators stand for the device)"
     bars = [row for row in waterfall(result) if not row.is_level]
     worst = [row for row in sorted(bars, key=lambda row: -row.share) if row.share >= NAMED_LOSS][:3]
     losses = [_loss(row, main_culprit(result)) for row in worst]
