@@ -1,7 +1,7 @@
 """Give every nanosecond of every step of every rank to one leaf, and check that they add up (attribution rule 3)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,9 @@ class Attribution:
     Attributes:
         windows: ``rank, step, start_ns, end_ns, window_ns``.
         ledger: ``rank, step, leaf, ns``; leaves of a rank's step add up to its window.
-        exposed: ``rank, step, leaf, ns, row`` of the time owned by communications.
+        exposed: ``rank, step, leaf, ns, row, from_ns`` of the time owned by communications; `from_ns` is where the
+            stretch begins that the leaf was taken from, waits of several causes one after the other.
+        waited: ``rank, step, leaf, ns`` of the waits at the last step's end.
         blame: origins of the waits for late ranks.
         bubbles: how the waits of a pipeline divide.
         carried: transfers by instance (`traceaudit.ranks.links.transfers`).
@@ -69,6 +71,7 @@ class Attribution:
     bubbles: Bubbles
     carried: pd.DataFrame
     left_out: tuple[tuple[int | None, int, str], ...]
+    waited: pd.DataFrame = field(default_factory=pd.DataFrame)
 
 
 def windows(accounts: Sequence[RankAccount]) -> tuple[pd.DataFrame, list[tuple[int | None, int, str]], list[str]]:
@@ -146,6 +149,7 @@ def attribute(job: Job, table: pd.DataFrame, split: Split) -> Attribution:
         bubbles=bubbles,
         carried=transfers(job.communications, job.matching, job.arrivals),
         left_out=tuple(left_out),
+        waited=waited,
     )
 
 
@@ -214,7 +218,10 @@ def check(table: pd.DataFrame, ledger: pd.DataFrame) -> None:
 
 
 def _exposed(job: Job) -> pd.DataFrame:
-    """Return ``rank, step, leaf, ns, row, start_ns`` of time owned by communications; ``row`` in their table."""
+    """Return ``rank, step, leaf, ns, row, start_ns, from_ns`` of time owned by communications; ``row`` in their table.
+
+    ``start_ns`` is that of the whole piece, ``from_ns`` that of the part with this leaf.
+    """
     offset = np.cumsum([0, *(len(account.communications) for account in job.accounts)])
     owned = [account.exposed for account in job.accounts]
     pieces = pd.DataFrame(
@@ -232,7 +239,8 @@ def _exposed(job: Job) -> pd.DataFrame:
         copy=False,
     )
     if not len(pieces):
-        return pd.DataFrame({name: np.empty(0, np.int64) for name in ("rank", "step", "leaf", "ns", "row", "start_ns")})
+        columns = ("rank", "step", "leaf", "ns", "row", "start_ns", "from_ns")
+        return pd.DataFrame({name: np.empty(0, np.int64) for name in columns})
     pipeline = job.communications["pipeline"].to_numpy(dtype=np.bool_)[pieces["row"].to_numpy(dtype=np.int64)]
     parts = [_pipeline_parts(pieces[pipeline], job.communications), _collective_parts(job, pieces[~pipeline])]
     return pd.concat(parts, ignore_index=True)
@@ -242,11 +250,12 @@ def _joined(columns: Sequence["pd.Series[Any]"], dtype: Any) -> npt.NDArray[Any]
     return np.concatenate([np.empty(0, dtype), *(column.to_numpy(dtype=dtype) for column in columns)])
 
 
-def _part(pieces: pd.DataFrame, leaf: Array | Leaf, ns: Array) -> pd.DataFrame:
+def _part(pieces: pd.DataFrame, leaf: Array | Leaf, begin: Array, end: Array) -> pd.DataFrame:
+    ns = end - begin
     kept = np.flatnonzero(ns)
     code = np.full(len(kept), int(leaf), np.int16) if isinstance(leaf, Leaf) else leaf[kept].astype(np.int16)
     columns = {name: pieces[name].to_numpy()[kept] for name in ("rank", "step", "row", "start_ns")}
-    return pd.DataFrame({**columns, "leaf": code, "ns": ns[kept]}, copy=False)
+    return pd.DataFrame({**columns, "from_ns": begin[kept], "leaf": code, "ns": ns[kept]}, copy=False)
 
 
 def _pipeline_parts(pieces: pd.DataFrame, communications: pd.DataFrame) -> pd.DataFrame:
@@ -260,12 +269,12 @@ def _pipeline_parts(pieces: pd.DataFrame, communications: pd.DataFrame) -> pd.Da
         pending = union(waiting["start_ns"].to_numpy(), waiting["end_ns"].to_numpy())
         span = Intervals(own["start_ns"].to_numpy(dtype=np.int64), own["end_ns"].to_numpy(dtype=np.int64))
         for common, leaf in ((cross(span, pending), Leaf.UNDIVIDED), (outside(span, pending), Leaf.PP)):
-            parts.append(_part(own.iloc[common.left], leaf, common.end - common.start))
+            parts.append(_part(own.iloc[common.left], leaf, common.start, common.end))
     return pd.concat(parts, ignore_index=True)
 
 
 def _length(pieces: pd.DataFrame, leaf: Leaf) -> pd.DataFrame:
-    return _part(pieces, leaf, (pieces["end_ns"] - pieces["start_ns"]).to_numpy(dtype=np.int64))
+    return _part(pieces, leaf, *(pieces[name].to_numpy(dtype=np.int64) for name in ("start_ns", "end_ns")))
 
 
 def _collective_parts(job: Job, pieces: pd.DataFrame) -> pd.DataFrame:
@@ -293,9 +302,9 @@ def _collective_parts(job: Job, pieces: pd.DataFrame) -> pd.DataFrame:
     transfer_leaf = np.where(certain, transfer_leaf, int(Leaf.TRANSFER_OR_WAIT))
     return pd.concat(
         [
-            _part(pieces, Leaf.TRACE_CUT, cut - start),
-            _part(pieces, wait_leaf, turn - cut),
-            _part(pieces, transfer_leaf, end - turn),
+            _part(pieces, Leaf.TRACE_CUT, start, cut),
+            _part(pieces, wait_leaf, cut, turn),
+            _part(pieces, transfer_leaf, turn, end),
         ],
         ignore_index=True,
     )

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from traceaudit.account import RankAccount
-from traceaudit.attribute import Job, attribute, windows
+from traceaudit.attribute import Attribution, Job, attribute, windows
 from traceaudit.audit import Audit
 from traceaudit.budget import from_figures
 from traceaudit.errors import InputError, MissingFigureError
@@ -17,7 +17,7 @@ from traceaudit.findings import conclusions, witness
 from traceaudit.idle.summary import facts, gap_table, profiler_overhead
 from traceaudit.inventory import inventory, plan_of, seen_in
 from traceaudit.mfu.model import Run, declared, numerator, peak
-from traceaudit.mfu.roofline import split_compute
+from traceaudit.mfu.roofline import Split, split_compute
 from traceaudit.norms.read import read
 from traceaudit.norms.watch import watch
 from traceaudit.ranks.align import align, hosts
@@ -30,7 +30,9 @@ from traceaudit.reading.normalise import read_trace
 from traceaudit.reading.parallel import Progress, Reading, Task, reduced, running
 from traceaudit.reading.sources import configurations, find, one_job
 from traceaudit.reading.streams import Place
+from traceaudit.slices import Slicer
 from traceaudit.steps import Selection
+from traceaudit.strips import strips
 from traceaudit.waterfall import result
 
 
@@ -44,6 +46,7 @@ def analyze(
     scheduler: str | None = None,
     executor: Executor | None = None,
     cache: str | Path | bool | None = None,
+    keep_pieces: bool = False,
     progress: Progress | None = None,
     budget: Mapping[str, Any] | None = None,
     training_log: str | Path | None = None,
@@ -62,6 +65,8 @@ def analyze(
         executor: any other executor whose workers read the traces instead.
         cache: keep what was read: True, False or a folder; by default `TRACEAUDIT_CACHE` from the environment, else
             beside traces that take long to read.
+        keep_pieces: keep where in time everything was, for `traceaudit.overlay` and `Audit.timeline`, which else reads
+            the rank's trace again.
         progress: called with (bytes done, bytes in all, name of a file) as files are done.
         budget: figures for the failure budget (`traceaudit.budget.from_figures`), such as ``mtbf`` and ``restart`` in
             seconds; MFU, GPUs and the checkpoint pause come from the traces.
@@ -80,7 +85,7 @@ def analyze(
     with configurations([] if config is not None else paths) as found:
         run = declared([Path(config)] if config is not None else found, model)
     kept = chosen_cache(cache, sum(source.size for source in files))
-    tasks = [Task(source.place, source.size, chosen, kept) for source in files]
+    tasks = [Task(source.place, source.size, chosen, kept, keep_pieces) for source in files]
     with running(tasks, jobs=jobs, scheduler=scheduler, executor=executor) as workers:
         accounts, skipped, reading = _accounts(tasks, workers, progress)
     accounts, warnings = one_job(accounts)
@@ -88,16 +93,23 @@ def analyze(
         accounts = [own for own in accounts if own.rank in ranks]
         if not accounts:
             raise InputError("none of the selected ranks is among the traces.")
-    beside = Beside(budget, norms)
+    beside = Beside(budget, norms, {task.place.path: replace(task, keep_pieces=True) for task in tasks})
     return _attributed(_source(paths), accounts, run, chosen, skipped, warnings, reading, beside)
 
 
 @dataclass(frozen=True)
 class Beside:
-    """What is known of the run beside its traces: figures for the failure budget, and what its log says."""
+    """What is known of the run beside its accounts.
+
+    Attributes:
+        budget: figures for the failure budget.
+        norms: what its log says.
+        tasks: by path, to read a trace again with its pieces.
+    """
 
     budget: Mapping[str, Any] | None = None
     norms: Mapping[str, Any] | None = None
+    tasks: Mapping[Path, Task] = field(default_factory=dict)
 
 
 def _add_budget(result: dict[str, Any], figures: Mapping[str, Any]) -> None:
@@ -159,9 +171,12 @@ def _attributed(
     found["host_facts"] = facts(present, run.number("tokens_per_step"))
     found["quality"]["profiler_overhead"] = profiler_overhead(present, step_ns, *_declared_step(run))
     gaps = gap_table(present)
-    _add_beside(found, beside or Beside(), run, present)
+    beside = beside or Beside()
+    _add_beside(found, beside, run, present)
     found.update(conclusions(found, witness(job, attribution, gaps)))
-    return Audit(found, attribution, gaps, reading)
+    culprits = [int(row["rank"]) for row in found["stragglers"]]
+    found["timeline"] = strips(job, attribution, split.by_family, culprits)
+    return Audit(found, attribution, gaps, reading, _slicer(job, attribution, split, beside.tasks))
 
 
 def _add_beside(found: dict[str, Any], beside: Beside, run: Run, accounts: Sequence[RankAccount]) -> None:
@@ -187,6 +202,13 @@ def _inventory(
         return None if plan is None else inventory(plan, gpu_bytes, seen_in(found))
     except (InputError, TypeError, ValueError):  # a size is missing or no number; MFU has its own complaint
         return None
+
+
+def _slicer(job: Job, attribution: Attribution, split: Split, tasks: Mapping[Path, Task]) -> Slicer:
+    """Return what tells where in time the leaves are; the job stays in memory only with its pieces."""
+    kept = {own.rank: own for own in job.accounts if len(own.pieces)}
+    again = {own.rank: tasks[own.origin.file] for own in job.accounts if own.origin.file in tasks}
+    return Slicer(attribution, split.by_family, again, kept, job if kept else None)
 
 
 def _declared_step(run: Run) -> tuple[float | None, str]:
