@@ -1,6 +1,5 @@
 """The command line: a thin skin over `traceaudit.analyze` and `traceaudit.simulate`."""
 
-import re
 import sys
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -11,8 +10,9 @@ import click
 
 from traceaudit import __version__
 from traceaudit.cli_beyond import COMMANDS, Figures
+from traceaudit.cli_compare import COMPARING
 from traceaudit.cli_outputs import Outputs, output_options
-from traceaudit.errors import TraceAuditError
+from traceaudit.cli_parts import Numbers, Pattern, reported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
-EXIT_INPUT, EXIT_BELOW, EXIT_UNRELIABLE = 1, 3, 4
+EXIT_BELOW, EXIT_UNRELIABLE = 3, 4
 
 EPILOG = (
     "Exit codes: 0 fine; 1 the input could not be analysed; 2 wrong usage; 3 --fail-under tripped; "
@@ -30,61 +30,10 @@ EPILOG = (
 )
 
 
-class Numbers(click.ParamType[frozenset[int]]):
-    """A set of numbers such as ``3-7`` or ``5,6``."""
-
-    name = "numbers"
-
-    def convert(
-        self,
-        value: object,
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> frozenset[int]:
-        """Return the numbers; wrong text is a usage error."""
-        if isinstance(value, frozenset):
-            return value
-        found: set[int] = set()
-        for part in str(value).split(","):
-            low, _, high = part.strip().partition("-")
-            if (
-                not low.isdigit()
-                or (high and not high.isdigit())
-                or int(high or low) - int(low) not in range(1_000_000)
-            ):
-                self.fail(f"{value!r} is no list of numbers such as 3-7 or 5,6", param, ctx)
-            found |= set(range(int(low), int(high or low) + 1))
-        return frozenset(found)
-
-
-class Pattern(click.ParamType[str]):
-    """A regular expression."""
-
-    name = "regex"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text of the expression; one that does not compile is a usage error."""
-        try:
-            re.compile(str(value))
-        except re.error as error:
-            self.fail(f"{value!r} is no regular expression: {error}", param, ctx)
-        return str(value)
-
-
 @click.group(epilog=EPILOG)
 @click.version_option(__version__, prog_name="traceaudit")
 def main() -> None:
     """Where did the missing MFU go? Attribute the lost time of a training run from its torch.profiler traces."""
-
-
-@contextmanager
-def _reported() -> "Iterator[None]":
-    """Turn an error of ours into a message and exit code 1."""
-    try:
-        yield
-    except TraceAuditError as error:
-        click.echo(f"traceaudit: {error}", err=True)
-        sys.exit(EXIT_INPUT)
 
 
 def _model_options(command: Command) -> Command:
@@ -187,7 +136,7 @@ def analyze(
 
     if cache is not None and no_cache:
         raise click.UsageError("--cache and --no-cache exclude each other")
-    with _reported():
+    with reported():
         outputs.check()
         with _progress(quiet=quiet) as progress:
             audit = run(
@@ -198,6 +147,7 @@ def analyze(
                 jobs=jobs,
                 scheduler=scheduler,
                 executor=None,
+                keep_pieces=False,
                 cache=False if no_cache else cache,
                 progress=progress,
                 budget=budget,
@@ -276,7 +226,7 @@ def simulate(directory: Path, scenario: str | None, force: bool) -> None:
     if scenario is None or scenario not in SCENARIOS:
         listed = "\n".join(f"  {name:<22} {entry.description}" for name, entry in SCENARIOS.items())
         raise click.UsageError(f"choose a --scenario:\n{listed}")
-    with _reported():
+    with reported():
         run(directory, scenario, force=force)
     click.echo(f"wrote {directory}; next: traceaudit analyze {directory}", err=True)
 
@@ -299,7 +249,7 @@ def devices(sources: bool) -> None:
             click.echo(f"    {row[shown]}" + (f" ({row[shown + 1]})" if row[shown + 1] else ""))
 
 
-for beyond in COMMANDS:
+for beyond in (*COMMANDS, *COMPARING):
     main.add_command(beyond)
 
 
