@@ -1,5 +1,6 @@
 """What an analysis found: headline figures, tables, pictures and files."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -184,6 +185,17 @@ class Audit:
         from traceaudit.report.notebook import fragment
 
         return fragment(self.result)
+
+
+def refuse_overwriting(paths: Iterable[Path | None], *, force: bool) -> None:
+    """Fail before the work, not after it.
+
+    Raises:
+        InputError: one of the files exists and `force` is not set.
+    """
+    for path in paths:
+        if path is not None and path.exists() and not force:
+            raise InputError(f"{path} exists; pass --force to overwrite it.")
 
 
 def write(path: Path, content: bytes, *, force: bool) -> None:

@@ -11,7 +11,7 @@ import click
 from traceaudit import __version__
 from traceaudit.cli_beyond import COMMANDS, Figures
 from traceaudit.cli_compare import COMPARING
-from traceaudit.cli_outputs import Outputs, output_options
+from traceaudit.cli_outputs import STANDARD_OUTPUT, Outputs, output_options
 from traceaudit.cli_parts import Numbers, Pattern, reported
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ def _model_options(command: Command) -> Command:
 )
 @click.option("--no-cache", is_flag=True, help="Neither use nor keep what was read.")
 @click.option("--quiet", is_flag=True, help="Print no report and no progress.")
+@click.option("--baseline", type=click.Path(exists=True, dir_okay=False), help="Say what changed from this result.")
 @click.option("--fail-under", type=float, metavar="MFU%", help="Exit with 3 if MFU is below, or unknown.")
 @click.option("--strict", is_flag=True, help="Exit with 4 if the attribution is not reliable.")
 def analyze(
@@ -122,6 +123,7 @@ def analyze(
     cache: str | None,
     no_cache: bool,
     quiet: bool,
+    baseline: str | None,
     fail_under: float | None,
     strict: bool,
     **model: float | str | bool | None,
@@ -156,6 +158,11 @@ def analyze(
             )
         outputs.write(audit.result, quiet=quiet)
         _tell_cache(audit, quiet=quiet)
+        if baseline is not None:
+            from traceaudit.comparing.difference import diff
+
+            to_stderr = STANDARD_OUTPUT in (outputs.json, outputs.markdown)
+            click.echo(f"Against {Path(baseline).name}: {diff(baseline, audit).headline}", err=to_stderr)
     mfu = audit.mfu
     if fail_under is not None and (mfu is None or mfu * 100 < fail_under):
         reached = "unknown" if mfu is None else f"{mfu:.2%}"

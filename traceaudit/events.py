@@ -167,6 +167,7 @@ class Origin:
         absolute_clock: times count from the epoch, so that ranks can be compared.
         job: whatever tells two jobs apart beyond rank and time (job name).
         base_ns: what was added to the file's own timestamps.
+        versions: names and versions of the software that recorded it.
     """
 
     file: Path
@@ -181,6 +182,7 @@ class Origin:
     absolute_clock: bool
     job: str
     base_ns: int = 0
+    versions: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

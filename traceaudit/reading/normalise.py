@@ -43,6 +43,8 @@ RANK_IN_NAME = tuple(
     )
 )
 RANK_PREFIX = re.compile(r"^rank[-_]?\d+[-_.]", re.IGNORECASE)  # put before the host by some launchers
+VERSION = re.compile(r"_version$")
+MOST_VERSIONS, VERSION_LENGTH = 16, 40
 HANDLER_NAME = re.compile(r"^(?P<host>.+)_(?P<process>\d+)\.\d+\.pt\.trace\.json")  # tensorboard_trace_handler
 
 
@@ -178,6 +180,11 @@ def _origin(raw: RawTrace, events: pd.DataFrame, base_ns: int) -> Origin:
         absolute_clock=bool(len(starts)) and int(starts[0]) > YEAR_2001_NS,
         job=str(metadata.get("PT_PROFILER_JOB_NAME", "")),
         base_ns=base_ns,
+        versions=tuple(
+            (name, str(value)[:VERSION_LENGTH])
+            for name, value in sorted(metadata.items())
+            if VERSION.search(name) and isinstance(value, str | int | float)
+        )[:MOST_VERSIONS],
     )
 
 
