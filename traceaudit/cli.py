@@ -133,6 +133,7 @@ def analyze(
     TRACES are directories, files, glob patterns or URLs such as s3://bucket/run (.json, .json.gz, .json.zst, and
     .zip or .tar of them).
     """
+    from traceaudit.comparing.difference import diff, result_of
     from traceaudit.pipeline import analyze as run
     from traceaudit.steps import Selection
 
@@ -140,6 +141,7 @@ def analyze(
         raise click.UsageError("--cache and --no-cache exclude each other")
     with reported():
         outputs.check()
+        before = result_of(baseline) if baseline is not None else None
         with _progress(quiet=quiet) as progress:
             audit = run(
                 list(traces),
@@ -158,11 +160,9 @@ def analyze(
             )
         outputs.write(audit.result, quiet=quiet)
         _tell_cache(audit, quiet=quiet)
-        if baseline is not None:
-            from traceaudit.comparing.difference import diff
-
+        if before is not None:
             to_stderr = STANDARD_OUTPUT in (outputs.json, outputs.markdown)
-            click.echo(f"Against {Path(baseline).name}: {diff(baseline, audit).headline}", err=to_stderr)
+            click.echo(f"Against {Path(str(baseline)).name}: {diff(before, audit).headline}", err=to_stderr)
     mfu = audit.mfu
     if fail_under is not None and (mfu is None or mfu * 100 < fail_under):
         reached = "unknown" if mfu is None else f"{mfu:.2%}"
@@ -213,7 +213,7 @@ def report(result: Path, outputs: Outputs, quiet: bool) -> None:
     """
     from traceaudit.report.json_file import read_result
 
-    with _reported():
+    with reported():
         outputs.check()
         outputs.write(read_result(result), quiet=quiet)
 

@@ -19,12 +19,14 @@ from traceaudit.inventory import inventory, plan_of, seen_in
 from traceaudit.mfu.model import Run, declared, numerator, peak
 from traceaudit.mfu.roofline import Split, split_compute
 from traceaudit.norms.read import read
+from traceaudit.norms.training_log import TrainingLog
 from traceaudit.norms.watch import watch
 from traceaudit.ranks.align import align, hosts
 from traceaudit.ranks.arrivals import arrivals
 from traceaudit.ranks.collectives import gather, layout, sharing
 from traceaudit.ranks.matching import match
 from traceaudit.ranks.peers import compare
+from traceaudit.reading.beside import logs, models
 from traceaudit.reading.cache import chosen as chosen_cache
 from traceaudit.reading.normalise import read_trace
 from traceaudit.reading.parallel import Progress, Reading, Task, reduced, running
@@ -33,6 +35,7 @@ from traceaudit.reading.streams import Place
 from traceaudit.slices import Slicer
 from traceaudit.steps import Selection
 from traceaudit.strips import strips
+from traceaudit.unprofiled import against_log
 from traceaudit.waterfall import result
 
 
@@ -80,10 +83,12 @@ def analyze(
     """
     paths = [traces] if isinstance(traces, str | Path) else list(traces)
     chosen = selection or Selection()
-    norms = watch(read(training_log)) if training_log is not None else None
+    log = read(training_log) if training_log is not None else None
+    norms = watch(log) if log is not None else None
     files = find(paths)
     with configurations([] if config is not None else paths) as found:
-        run = declared([Path(config)] if config is not None else found, model)
+        run = declared([Path(config)] if config is not None else [*models(paths), *found], model)
+    log = log or next(logs(paths), None)
     kept = chosen_cache(cache, sum(source.size for source in files))
     tasks = [Task(source.place, source.size, chosen, kept, keep_pieces) for source in files]
     with running(tasks, jobs=jobs, scheduler=scheduler, executor=executor) as workers:
@@ -93,7 +98,7 @@ def analyze(
         accounts = [own for own in accounts if own.rank in ranks]
         if not accounts:
             raise InputError("none of the selected ranks is among the traces.")
-    beside = Beside(budget, norms, {task.place.path: replace(task, keep_pieces=True) for task in tasks})
+    beside = Beside(budget, norms, log, {task.place.path: replace(task, keep_pieces=True) for task in tasks})
     return _attributed(_source(paths), accounts, run, chosen, skipped, warnings, reading, beside)
 
 
@@ -103,12 +108,14 @@ class Beside:
 
     Attributes:
         budget: figures for the failure budget.
-        norms: what its log says.
+        norms: what its log says of the training, where one was given.
+        log: the same log, or one that lies beside the traces.
         tasks: by path, to read a trace again with its pieces.
     """
 
     budget: Mapping[str, Any] | None = None
     norms: Mapping[str, Any] | None = None
+    log: TrainingLog | None = None
     tasks: Mapping[Path, Task] = field(default_factory=dict)
 
 
@@ -169,9 +176,10 @@ def _attributed(
     )
     step_ns = found["job"]["step_ns_median"]
     found["host_facts"] = facts(present, run.number("tokens_per_step"))
-    found["quality"]["profiler_overhead"] = profiler_overhead(present, step_ns, *_declared_step(run))
-    gaps = gap_table(present)
     beside = beside or Beside()
+    found["log"] = against_log(beside.log, run, found) if beside.log is not None else None
+    found["quality"]["profiler_overhead"] = profiler_overhead(present, step_ns, *_step_without(run, found["log"]))
+    gaps = gap_table(present)
     _add_beside(found, beside, run, present)
     found.update(conclusions(found, witness(job, attribution, gaps)))
     culprits = [int(row["rank"]) for row in found["stragglers"]]
@@ -211,14 +219,16 @@ def _slicer(job: Job, attribution: Attribution, split: Split, tasks: Mapping[Pat
     return Slicer(attribution, split.by_family, again, kept, job if kept else None)
 
 
-def _declared_step(run: Run) -> tuple[float | None, str]:
-    """Return the declared seconds of a step without the profiler, and where they come from."""
+def _step_without(run: Run, log: Mapping[str, Any] | None) -> tuple[float | None, str]:
+    """Return the seconds of a step without the profiler as declared, else by the log, and where they come from."""
     seconds = run.number("step_seconds")
     if seconds is not None:
         return seconds, f"step_seconds, {run.sources['step_seconds']}"
     tokens, rate = run.number("tokens_per_step"), run.number("tokens_per_second")
     if tokens is not None and rate is not None:
         return tokens / rate, f"tokens_per_step ÷ tokens_per_second, {run.sources['tokens_per_second']}"
+    if log is not None and log["step_seconds"]:
+        return log["step_seconds"], f"median of {log['rows']:,} rows, {Path(log['file']).name}"
     return None, ""
 
 

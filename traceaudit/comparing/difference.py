@@ -128,7 +128,9 @@ def result_of(run: Run, **options: Any) -> Mapping[str, Any]:  # noqa: ANN401  t
     if isinstance(run, Mapping):
         return _checked(run)
     if isinstance(run, str | Path) and _is_result(Path(run)):
-        return _checked(_read(Path(run)))
+        from traceaudit.report.json_file import read_result
+
+        return _checked(read_result(Path(run)))
     from traceaudit.pipeline import analyze
 
     return analyze(run, **options).result
@@ -145,26 +147,6 @@ def _is_result(path: Path) -> bool:
             return b'"schema_version"' in file.read(HEAD_BYTES)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    """Return the result in a ``result.json`` or a report."""
-    from traceaudit.report.json_file import from_html
-
-    try:
-        content = path.read_bytes()
-        if content.lstrip()[:1] != b"{":
-            return from_html(content.decode("utf-8", "replace"))
-        found = json.loads(content)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read as JSON; expected a result of analyze: {error}") from error
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
-    if not isinstance(found, dict):
-        raise InputError(f"{path}: expected the result.json of analyze.")
-    return found
 
 
 def _checked(result: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ the more careful.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -72,6 +73,7 @@ def separated(before: Sample, after: Sample, step: float) -> bool:
     return apart > FLOOR * step
 
 
+@cache
 def critical(chance: float, degrees: int) -> float:
     """Return what |t| exceeds with a chance, by halving.
 
