@@ -147,7 +147,7 @@ def _ranks(ranks: "list[dict[str, Any]]", scale: float) -> "dict[tuple[int, str]
         steps = rank.get("steps", [])
         for bucket in BUCKETS if steps else ():
             values = [scale * step["buckets"].get(bucket, 0) for step in steps]
-            found[rank["rank"], bucket] = Sample(float(np.mean(values)), values)
+            found[rank["rank"], bucket] = Sample(sum(values) / len(values), values)
     return found
 
 

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-import numpy as np
-
 FALSE_ALARMS = 0.01  # of a whole comparison
 FLOOR = 0.001  # of the step: what is smaller is no change, however steady the steps are
 UNKNOWN_FLOOR = 0.02  # the same where nothing tells the spread; few steps tell it badly, so that it falls with them
@@ -48,9 +46,15 @@ def limit(before: Sample, after: Sample, rows: int, step: float) -> float | None
     degrees = sum(sizes) - 2
     if degrees < 1 or min(sizes) < 1:
         return None
-    squares = sum(float(np.square(np.asarray(own.steps) - np.mean(own.steps)).sum()) for own in (before, after))
+    squares = _squares(before.steps) + _squares(after.steps)
     variance = squares / degrees * (1 / sizes[0] + 1 / sizes[1]) + before.sampling + after.sampling
     return max(critical(FALSE_ALARMS / max(rows, 1), degrees) * math.sqrt(variance), least(degrees) * step)
+
+
+def _squares(values: Sequence[float]) -> float:
+    """Return the sum of squared distances from the mean; there are many ranks, and few steps of each."""
+    mean = sum(values) / len(values)
+    return sum((value - mean) ** 2 for value in values)
 
 
 def least(degrees: int) -> float:
