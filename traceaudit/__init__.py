@@ -11,13 +11,21 @@ from traceaudit.errors import TraceAuditError
 if TYPE_CHECKING:
     from traceaudit.audit import Audit
     from traceaudit.capture import capture
+    from traceaudit.comparing.difference import Diff, diff
     from traceaudit.pipeline import analyze, load
     from traceaudit.steps import Selection
 
 __version__ = "0.1.0"
-__all__ = ["Audit", "Selection", "TraceAuditError", "analyze", "capture", "load"]
+__all__ = ["Audit", "Diff", "Selection", "TraceAuditError", "analyze", "capture", "diff", "load"]
 
-_HOMES = {"Audit": "audit", "Selection": "steps", "analyze": "pipeline", "load": "pipeline"}
+_HOMES = {
+    "Audit": "audit",
+    "Diff": "comparing.difference",
+    "Selection": "steps",
+    "analyze": "pipeline",
+    "diff": "comparing.difference",
+    "load": "pipeline",
+}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  whatever the name stands for

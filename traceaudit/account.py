@@ -28,6 +28,7 @@ from traceaudit.mfu.kernel_work import (
     slowed_by_overlap,
     work_classes,
 )
+from traceaudit.pieces import coarse, decided_pieces
 from traceaudit.ranks.instances import small
 from traceaudit.ranks.members import categorical
 from traceaudit.reading.normalise import parse_ranks
@@ -101,6 +102,8 @@ class RankAccount:
         host_facts: what `host_facts.host_facts` says.
         throughput: what `launches.throughput` says.
         recompute: what is known of the activation checkpointing, columns `checkpointing.COLUMNS`.
+        coarse: one step in equal bins, `coarse_step` (`pieces.coarse`).
+        pieces: where in time what is decided was, columns `pieces.COLUMNS`; empty unless asked for.
     """
 
     origin: Origin
@@ -133,6 +136,9 @@ class RankAccount:
     shapes: pd.DataFrame = field(default_factory=pd.DataFrame)
     counting: dict[str, int] = field(default_factory=dict)
     on_host: bool = False
+    coarse_step: int = -1
+    coarse: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
+    pieces: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @property
     def rank(self) -> int:
@@ -142,8 +148,8 @@ class RankAccount:
         return self.origin.rank
 
 
-def account(trace: Trace, selection: Selection) -> RankAccount:
-    """Reduce a trace to its account."""
+def account(trace: Trace, selection: Selection, *, keep_pieces: bool = False) -> RankAccount:
+    """Reduce a trace to its account; with `keep_pieces` it says where in time everything was."""
     table = activities(trace)
     events = trace.events
     starts, ends = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
@@ -170,6 +176,8 @@ def account(trace: Trace, selection: Selection) -> RankAccount:
     time = owned_compute(pieces, steps)
     communication = np.flatnonzero(table["state"].to_numpy() == State.COMMUNICATION)
     names = [str(name) for name in events["name"].cat.categories]
+    coarse_step, coarsely = coarse(table, pieces, idle, steps, again)
+    finely = decided_pieces(events, table, pieces, idle, steps, again) if keep_pieces else pd.DataFrame()
     return RankAccount(
         origin=trace.origin,
         losses=trace.losses,
@@ -200,6 +208,9 @@ def account(trace: Trace, selection: Selection) -> RankAccount:
         host_facts=host_facts(trace, table, idle, steps, host),
         throughput=throughput(trace, table, steps),
         recompute=summary(trace, table, redone, steps),
+        coarse_step=coarse_step,
+        coarse=coarsely,
+        pieces=finely,
     )
 
 

@@ -1,7 +1,7 @@
 """Give every nanosecond of every step of every rank to one leaf, and check that they add up (attribution rule 3)."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,9 @@ class Attribution:
     Attributes:
         windows: ``rank, step, start_ns, end_ns, window_ns``.
         ledger: ``rank, step, leaf, ns``; leaves of a rank's step add up to its window.
-        exposed: ``rank, step, leaf, ns, row`` of the time owned by communications.
+        exposed: ``rank, step, leaf, ns, row, from_ns`` of the time owned by communications; `from_ns` is where the
+            stretch begins that the leaf was taken from, waits of several causes one after the other.
+        waited: ``rank, step, leaf, ns`` of the waits at the last step's end.
         blame: origins of the waits for late ranks.
         bubbles: how the waits of a pipeline divide.
         carried: transfers by instance (`traceaudit.ranks.links.transfers`).
@@ -70,6 +72,7 @@ class Attribution:
     bubbles: Bubbles
     carried: pd.DataFrame
     left_out: tuple[tuple[int | None, int, str], ...]
+    waited: pd.DataFrame = field(default_factory=pd.DataFrame)
 
 
 def windows(accounts: Sequence[RankAccount]) -> tuple[pd.DataFrame, list[tuple[int | None, int, str]], list[str]]:
@@ -150,6 +153,7 @@ def attribute(job: Job, table: pd.DataFrame, split: Split) -> Attribution:
         bubbles=bubbles,
         carried=transfers(job.communications, job.matching, job.arrivals),
         left_out=tuple(left_out),
+        waited=waited,
     )
 
 
@@ -202,7 +206,8 @@ def _by_cause(exposed: pd.DataFrame, origins: Blame) -> list[pd.DataFrame]:
         ns[some] -= parts.sum(axis=1) - parts[held]
         leaf[some] = np.array(WAIT_LEAVES, np.int16)[largest]
         parts[held] = 0
-        others += [_part(waits, cause, parts[:, index]) for index, cause in enumerate(WAIT_LEAVES)]
+        begin_ns = waits["from_ns"].to_numpy()
+        others += [_part(waits, cause, begin_ns, begin_ns + parts[:, index]) for index, cause in enumerate(WAIT_LEAVES)]
     return [exposed.assign(leaf=leaf, ns=ns), *others]
 
 
@@ -227,7 +232,10 @@ def check(table: pd.DataFrame, ledger: pd.DataFrame) -> None:
 
 
 def _exposed(job: Job) -> pd.DataFrame:
-    """Return ``rank, step, row, start_ns, leaf, ns`` of time owned by communications; ``row`` in their table."""
+    """Return ``rank, step, row, start_ns, from_ns, leaf, ns`` of time owned by communications; ``row`` in their table.
+
+    ``start_ns`` is that of the whole piece, ``from_ns`` that of the part with this leaf.
+    """
     offset = np.cumsum([0, *(len(account.communications) for account in job.accounts)])
     parts = [
         pd.DataFrame({name: np.empty(0, dtype) for name, dtype in EXPOSED.items()}),
@@ -241,7 +249,15 @@ def _exposed(job: Job) -> pd.DataFrame:
 
 
 PIECES = 1 << 20  # looked at at a time, so that what is derived from them fills little memory
-EXPOSED = {"rank": np.int32, "step": np.int32, "row": np.int32, "start_ns": np.int64, "leaf": np.int16, "ns": np.int64}
+EXPOSED = {
+    "rank": np.int32,
+    "step": np.int32,
+    "row": np.int32,
+    "start_ns": np.int64,
+    "from_ns": np.int64,
+    "leaf": np.int16,
+    "ns": np.int64,
+}
 
 
 def _some_at_a_time(sizes: Sequence[int]) -> Iterator[slice]:
@@ -285,11 +301,12 @@ def _joined(parts: list[pd.DataFrame]) -> pd.DataFrame:
     return pd.DataFrame({name: np.concatenate(columns.pop()) for name in EXPOSED}, copy=False)
 
 
-def _part(pieces: pd.DataFrame, leaf: Array | Leaf, ns: Array) -> pd.DataFrame:
+def _part(pieces: pd.DataFrame, leaf: Array | Leaf, begin: Array, end: Array) -> pd.DataFrame:
+    ns = end - begin
     kept = np.flatnonzero(ns)
     code = np.full(len(kept), int(leaf), np.int16) if isinstance(leaf, Leaf) else leaf[kept].astype(np.int16)
     columns = {name: pieces[name].to_numpy()[kept] for name in ("rank", "step", "row", "start_ns")}
-    return pd.DataFrame({**columns, "leaf": code, "ns": ns[kept]}, copy=False)
+    return pd.DataFrame({**columns, "from_ns": begin[kept], "leaf": code, "ns": ns[kept]}, copy=False)
 
 
 def _pipeline_parts(pieces: pd.DataFrame, communications: pd.DataFrame) -> list[pd.DataFrame]:
@@ -302,12 +319,12 @@ def _pipeline_parts(pieces: pd.DataFrame, communications: pd.DataFrame) -> list[
         pending = union(waiting["start_ns"].to_numpy(), waiting["end_ns"].to_numpy())
         span = Intervals(own["start_ns"].to_numpy(dtype=np.int64), own["end_ns"].to_numpy(dtype=np.int64))
         for common, leaf in ((cross(span, pending), Leaf.UNDIVIDED), (outside(span, pending), Leaf.PP)):
-            parts.append(_part(own.iloc[common.left], leaf, common.end - common.start))
+            parts.append(_part(own.iloc[common.left], leaf, common.start, common.end))
     return parts
 
 
 def _length(pieces: pd.DataFrame, leaf: Leaf) -> pd.DataFrame:
-    return _part(pieces, leaf, (pieces["end_ns"] - pieces["start_ns"]).to_numpy(dtype=np.int64))
+    return _part(pieces, leaf, *(pieces[name].to_numpy(dtype=np.int64) for name in ("start_ns", "end_ns")))
 
 
 def _collective_parts(job: Job, pieces: pd.DataFrame) -> list[pd.DataFrame]:
@@ -334,9 +351,9 @@ def _collective_parts(job: Job, pieces: pd.DataFrame) -> list[pd.DataFrame]:
     certain = job.matching.complete[row] & arrivals.known[row]
     transfer_leaf = np.where(certain, transfer_leaf, int(Leaf.TRANSFER_OR_WAIT))
     return [
-        _part(pieces, Leaf.TRACE_CUT, cut - start),
-        _part(pieces, wait_leaf, turn - cut),
-        _part(pieces, transfer_leaf, end - turn),
+        _part(pieces, Leaf.TRACE_CUT, start, cut),
+        _part(pieces, wait_leaf, cut, turn),
+        _part(pieces, transfer_leaf, turn, end),
     ]
 
 

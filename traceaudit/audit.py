@@ -1,5 +1,6 @@
 """What an analysis found: headline figures, tables, pictures and files."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from traceaudit.reading.parallel import Reading
     from traceaudit.reading.streams import Place
+    from traceaudit.slices import Slicer
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,6 +33,7 @@ class Audit:
             that waited for.
         reading: how the traces were read: how many came from the cache; nothing that changes a result.
         places: where the file of each rank lies.
+        slicer: tells where in time the leaves of a rank are.
     """
 
     result: dict[str, Any]
@@ -38,6 +41,7 @@ class Audit:
     gaps: pd.DataFrame = field(default_factory=pd.DataFrame)
     reading: "Reading | None" = None
     places: "Mapping[int, Place]" = field(default_factory=dict)
+    slicer: "Slicer | None" = None
 
     @property
     def mfu(self) -> float | None:
@@ -134,6 +138,38 @@ class Audit:
 
         return roofline(self.result, ax)
 
+    def slices(self, rank: int) -> pd.DataFrame:
+        """Return where in time the leaves of a rank are: ``step, start_ns, end_ns, bucket, leaf, name``.
+
+        Slices are in the order of time on the rank's own clock and do not overlap; their sums are those of `leaves`.
+        ``name`` is the kernel, the copy, or what ended a gap. Unless `analyze` was asked to keep pieces, the rank's
+        trace is read again. `traceaudit.slices` says what is convention in them.
+
+        Raises:
+            InputError: the rank was not analysed, or its trace cannot be read any more.
+        """
+        if self.slicer is None:
+            raise InputError("this result has no traces behind it.")
+        found = self.slicer.of(rank)
+        leaves = [Leaf(code) for code in found["leaf"]]
+        buckets = [leaf.bucket.value for leaf in leaves]
+        named = found.assign(bucket=buckets, leaf=[leaf.label for leaf in leaves])
+        return named[["step", "start_ns", "end_ns", "bucket", "leaf", "name"]]
+
+    def timeline(self, rank: int, step: int, ax: "Axes | None" = None) -> "Axes":
+        """Draw where in a step of a rank each bucket is; returns the Axes.
+
+        Raises:
+            InputError: the rank or step was not analysed, or its trace cannot be read any more.
+        """
+        from traceaudit.report.slices import timeline
+
+        own = self.slices(rank)
+        own = own[own["step"] == step]
+        if not len(own):
+            raise InputError(f"step {step} is not among the analysed steps of rank {rank}.")
+        return timeline(own, rank, step, ax)
+
     def to_json(self, path: str | Path, *, force: bool = False) -> None:
         """Write ``result.json``.
 
@@ -169,6 +205,17 @@ class Audit:
         from traceaudit.report.notebook import fragment
 
         return fragment(self.result)
+
+
+def refuse_overwriting(paths: Iterable[Path | None], *, force: bool) -> None:
+    """Fail before the work, not after it.
+
+    Raises:
+        InputError: one of the files exists and `force` is not set.
+    """
+    for path in paths:
+        if path is not None and path.exists() and not force:
+            raise InputError(f"{path} exists; pass --force to overwrite it.")
 
 
 def write(path: Path, content: bytes, *, force: bool) -> None:

@@ -1,6 +1,5 @@
 """The command line: a thin skin over `traceaudit.analyze` and `traceaudit.simulate`."""
 
-import re
 import sys
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -11,8 +10,9 @@ import click
 
 from traceaudit import __version__
 from traceaudit.cli_beyond import COMMANDS, Figures
-from traceaudit.cli_outputs import Outputs, output_options
-from traceaudit.errors import TraceAuditError
+from traceaudit.cli_compare import COMPARING
+from traceaudit.cli_outputs import STANDARD_OUTPUT, Outputs, output_options
+from traceaudit.cli_parts import EXIT_INPUT, Numbers, Pattern, reported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
-EXIT_INPUT, EXIT_BELOW, EXIT_UNRELIABLE = 1, 3, 4
+EXIT_BELOW, EXIT_UNRELIABLE = 3, 4
 
 EPILOG = (
     "Exit codes: 0 fine; 1 the input could not be analysed; 2 wrong usage; 3 --fail-under tripped; "
@@ -30,61 +30,10 @@ EPILOG = (
 )
 
 
-class Numbers(click.ParamType[frozenset[int]]):
-    """A set of numbers such as ``3-7`` or ``5,6``."""
-
-    name = "numbers"
-
-    def convert(
-        self,
-        value: object,
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> frozenset[int]:
-        """Return the numbers; wrong text is a usage error."""
-        if isinstance(value, frozenset):
-            return value
-        found: set[int] = set()
-        for part in str(value).split(","):
-            low, _, high = part.strip().partition("-")
-            if (
-                not low.isdigit()
-                or (high and not high.isdigit())
-                or int(high or low) - int(low) not in range(1_000_000)
-            ):
-                self.fail(f"{value!r} is no list of numbers such as 3-7 or 5,6", param, ctx)
-            found |= set(range(int(low), int(high or low) + 1))
-        return frozenset(found)
-
-
-class Pattern(click.ParamType[str]):
-    """A regular expression."""
-
-    name = "regex"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text of the expression; one that does not compile is a usage error."""
-        try:
-            re.compile(str(value))
-        except re.error as error:
-            self.fail(f"{value!r} is no regular expression: {error}", param, ctx)
-        return str(value)
-
-
 @click.group(epilog=EPILOG)
 @click.version_option(__version__, prog_name="traceaudit")
 def main() -> None:
     """Where did the missing MFU go? Attribute the lost time of a training run from its torch.profiler traces."""
-
-
-@contextmanager
-def _reported() -> "Iterator[None]":
-    """Turn an error of ours into a message and exit code 1."""
-    try:
-        yield
-    except TraceAuditError as error:
-        click.echo(f"traceaudit: {error}", err=True)
-        sys.exit(EXIT_INPUT)
 
 
 def _model_options(command: Command) -> Command:
@@ -156,6 +105,7 @@ def _model_options(command: Command) -> Command:
 )
 @click.option("--no-cache", is_flag=True, help="Neither use nor keep what was read.")
 @click.option("--quiet", is_flag=True, help="Print no report and no progress.")
+@click.option("--baseline", type=click.Path(exists=True, dir_okay=False), help="Say what changed from this result.")
 @click.option("--fail-under", type=float, metavar="MFU%", help="Exit with 3 if MFU is below, or unknown.")
 @click.option("--strict", is_flag=True, help="Exit with 4 if the attribution is not reliable.")
 def analyze(
@@ -173,6 +123,7 @@ def analyze(
     cache: str | None,
     no_cache: bool,
     quiet: bool,
+    baseline: str | None,
     fail_under: float | None,
     strict: bool,
     **model: float | str | bool | None,
@@ -182,13 +133,15 @@ def analyze(
     TRACES are directories, files, glob patterns or URLs such as s3://bucket/run (.json, .json.gz, .json.zst, and
     .zip or .tar of them).
     """
+    from traceaudit.comparing.difference import diff, result_of
     from traceaudit.pipeline import analyze as run
     from traceaudit.steps import Selection
 
     if cache is not None and no_cache:
         raise click.UsageError("--cache and --no-cache exclude each other")
-    with _reported():
+    with reported():
         outputs.check()
+        before = result_of(baseline) if baseline is not None else None
         with _progress(quiet=quiet) as progress:
             audit = run(
                 list(traces),
@@ -198,6 +151,7 @@ def analyze(
                 jobs=jobs,
                 scheduler=scheduler,
                 executor=None,
+                keep_pieces=False,
                 cache=False if no_cache else cache,
                 progress=progress,
                 budget=budget,
@@ -206,6 +160,9 @@ def analyze(
             )
         outputs.write(audit.result, quiet=quiet)
         _tell_cache(audit, quiet=quiet)
+        if before is not None:
+            to_stderr = STANDARD_OUTPUT in (outputs.json, outputs.markdown)
+            click.echo(f"Against {Path(str(baseline)).name}: {diff(before, audit).headline}", err=to_stderr)
     mfu = audit.mfu
     if fail_under is not None and (mfu is None or mfu * 100 < fail_under):
         reached = "unknown" if mfu is None else f"{mfu:.2%}"
@@ -256,7 +213,7 @@ def report(result: Path, outputs: Outputs, quiet: bool) -> None:
     """
     from traceaudit.report.json_file import read_result
 
-    with _reported():
+    with reported():
         outputs.check()
         outputs.write(read_result(result), quiet=quiet)
 
@@ -278,7 +235,7 @@ def inspect(traces: tuple[str, ...], json_path: str | None, force: bool, jobs: i
     from traceaudit.inspection import inspect as run
     from traceaudit.report.json_file import to_json
 
-    with _reported():
+    with reported():
         path = Path(json_path) if json_path and json_path != "-" else None
         if path is not None and path.exists() and not force:
             raise InputError(f"{path} exists; pass --force to overwrite it.")
@@ -309,7 +266,7 @@ def simulate(directory: Path, scenario: str | None, force: bool) -> None:
     if scenario is None or scenario not in SCENARIOS:
         listed = "\n".join(f"  {name:<22} {entry.description}" for name, entry in SCENARIOS.items())
         raise click.UsageError(f"choose a --scenario:\n{listed}")
-    with _reported():
+    with reported():
         run(directory, scenario, force=force)
     click.echo(f"wrote {directory}; next: traceaudit analyze {directory}", err=True)
 
@@ -332,7 +289,7 @@ def devices(sources: bool) -> None:
             click.echo(f"    {row[shown]}" + (f" ({row[shown + 1]})" if row[shown + 1] else ""))
 
 
-for beyond in COMMANDS:
+for beyond in (*COMMANDS, *COMPARING):
     main.add_command(beyond)
 
 

@@ -166,6 +166,7 @@ class Origin:
         with_stack: Python stacks were recorded, which inflates host gaps.
         absolute_clock: times count from the epoch, so that ranks can be compared.
         job: whatever tells two jobs apart beyond rank and time (job name).
+        base_ns: what was added to the file's own timestamps.
         versions: of the software, by name, as far as recorded.
     """
 
@@ -180,6 +181,7 @@ class Origin:
     with_stack: bool
     absolute_clock: bool
     job: str
+    base_ns: int = 0
     versions: tuple[tuple[str, str], ...] = ()
 
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from traceaudit.account import RankAccount, without_gpu
-from traceaudit.attribute import Job, attribute, windows
+from traceaudit.attribute import Attribution, Job, attribute, windows
 from traceaudit.audit import Audit
 from traceaudit.budget import from_figures
 from traceaudit.errors import InputError, MissingFigureError
@@ -18,8 +18,9 @@ from traceaudit.host_device import WARNING as ON_HOST
 from traceaudit.idle.summary import facts, gap_table, profiler_overhead
 from traceaudit.inventory import inventory, plan_of, seen_in
 from traceaudit.mfu.model import Run, declared, numerator, peak
-from traceaudit.mfu.roofline import split_compute
+from traceaudit.mfu.roofline import Split, split_compute
 from traceaudit.norms.read import read
+from traceaudit.norms.training_log import TrainingLog
 from traceaudit.norms.watch import watch
 from traceaudit.ranks.align import align, hosts
 from traceaudit.ranks.arrivals import arrivals
@@ -27,12 +28,16 @@ from traceaudit.ranks.collectives import gather, layout, sharing
 from traceaudit.ranks.matching import match
 from traceaudit.ranks.peers import compare
 from traceaudit.ranks.setting import degrees, versions
+from traceaudit.reading.beside import logs, models
 from traceaudit.reading.cache import chosen as chosen_cache
 from traceaudit.reading.normalise import read_trace
 from traceaudit.reading.parallel import Progress, Reading, Task, reduced, running
 from traceaudit.reading.sources import configurations, find, one_job
 from traceaudit.reading.streams import Place
+from traceaudit.slices import Slicer
 from traceaudit.steps import Selection
+from traceaudit.strips import strips
+from traceaudit.unprofiled import against_log
 from traceaudit.waterfall import result
 
 
@@ -46,6 +51,7 @@ def analyze(
     scheduler: str | None = None,
     executor: Executor | None = None,
     cache: str | Path | bool | None = None,
+    keep_pieces: bool = False,
     progress: Progress | None = None,
     budget: Mapping[str, Any] | None = None,
     training_log: str | Path | None = None,
@@ -64,6 +70,8 @@ def analyze(
         executor: any other executor whose workers read the traces instead.
         cache: keep what was read: True, False or a folder; by default `TRACEAUDIT_CACHE` from the environment, else
             beside traces that take long to read.
+        keep_pieces: keep where in time everything was, for `traceaudit.overlay` and `Audit.timeline`, which else reads
+            the rank's trace again.
         progress: called with (bytes done, bytes in all, name of a file) as files are done.
         budget: figures for the failure budget (`traceaudit.budget.from_figures`), such as ``mtbf`` and ``restart`` in
             seconds; MFU, GPUs and the checkpoint pause come from the traces.
@@ -77,12 +85,14 @@ def analyze(
     """
     paths = [traces] if isinstance(traces, str | Path) else list(traces)
     chosen = selection or Selection()
-    norms = watch(read(training_log)) if training_log is not None else None
+    log = read(training_log) if training_log is not None else None
+    norms = watch(log) if log is not None else None
     files = find(paths)
     with configurations([] if config is not None else paths) as found:
-        run = declared([Path(config)] if config is not None else found, model)
+        run = declared([Path(config)] if config is not None else [*models(paths), *found], model)
+    log = log or next(logs(paths), None)
     kept = chosen_cache(cache, sum(source.size for source in files))
-    tasks = [Task(source.place, source.size, chosen, kept) for source in files]
+    tasks = [Task(source.place, source.size, chosen, kept, keep_pieces) for source in files]
     with running(tasks, jobs=jobs, scheduler=scheduler, executor=executor) as workers:
         accounts, skipped, reading = _accounts(tasks, workers, progress)
     accounts, warnings = one_job(accounts)
@@ -90,7 +100,7 @@ def analyze(
         accounts = [own for own in accounts if own.rank in ranks]
         if not accounts:
             raise InputError("none of the selected ranks is among the traces.")
-    beside = Beside(budget, norms)
+    beside = Beside(budget, norms, log, {task.place.path: replace(task, keep_pieces=True) for task in tasks})
     audit = _attributed(_source(paths), accounts, run, chosen, skipped, warnings, reading, beside)
     places = {source.place.path: source.place for source in files}
     return replace(audit, places={own.rank: places[own.origin.file] for own in accounts})
@@ -98,10 +108,19 @@ def analyze(
 
 @dataclass(frozen=True)
 class Beside:
-    """What is known of the run beside its traces: figures for the failure budget, and what its log says."""
+    """What is known of the run beside its accounts.
+
+    Attributes:
+        budget: figures for the failure budget.
+        norms: what its log says of the training, where one was given.
+        log: the same log, or one that lies beside the traces.
+        tasks: by path, to read a trace again with its pieces.
+    """
 
     budget: Mapping[str, Any] | None = None
     norms: Mapping[str, Any] | None = None
+    log: TrainingLog | None = None
+    tasks: Mapping[Path, Task] = field(default_factory=dict)
 
 
 def _add_budget(result: dict[str, Any], figures: Mapping[str, Any]) -> None:
@@ -168,11 +187,15 @@ def _attributed(
     found["job"]["device_rows"] = "cpu_operators" if on_host else "gpu"
     step_ns = found["job"]["step_ns_median"]
     found["host_facts"] = facts(present, run.number("tokens_per_step"))
-    found["quality"]["profiler_overhead"] = profiler_overhead(present, step_ns, *_declared_step(run))
+    beside = beside or Beside()
+    found["log"] = against_log(beside.log, run, found) if beside.log is not None else None
+    found["quality"]["profiler_overhead"] = profiler_overhead(present, step_ns, *_step_without(run, found["log"]))
     gaps = gap_table(present)
-    _add_beside(found, beside or Beside(), run, present)
+    _add_beside(found, beside, run, present)
     found.update(conclusions(found, witness(job, attribution, gaps)))
-    return Audit(found, attribution, gaps, reading)
+    culprits = [int(row["rank"]) for row in found["stragglers"]]
+    found["timeline"] = strips(job, attribution, split.by_family, culprits)
+    return Audit(found, attribution, gaps, reading, slicer=_slicer(job, attribution, split, beside.tasks))
 
 
 def _add_beside(found: dict[str, Any], beside: Beside, run: Run, accounts: Sequence[RankAccount]) -> None:
@@ -211,14 +234,23 @@ def _devices(accounts: list[RankAccount]) -> tuple[list[RankAccount], bool]:
     ], False
 
 
-def _declared_step(run: Run) -> tuple[float | None, str]:
-    """Return the declared seconds of a step without the profiler, and where they come from."""
+def _slicer(job: Job, attribution: Attribution, split: Split, tasks: Mapping[Path, Task]) -> Slicer:
+    """Return what tells where in time the leaves are; the job stays in memory only with its pieces."""
+    kept = {own.rank: own for own in job.accounts if len(own.pieces)}
+    again = {own.rank: tasks[own.origin.file] for own in job.accounts if own.origin.file in tasks}
+    return Slicer(attribution, split.by_family, again, kept, job if kept else None)
+
+
+def _step_without(run: Run, log: Mapping[str, Any] | None) -> tuple[float | None, str]:
+    """Return the seconds of a step without the profiler as declared, else by the log, and where they come from."""
     seconds = run.number("step_seconds")
     if seconds is not None:
         return seconds, f"step_seconds, {run.sources['step_seconds']}"
     tokens, rate = run.number("tokens_per_step"), run.number("tokens_per_second")
     if tokens is not None and rate is not None:
         return tokens / rate, f"tokens_per_step ÷ tokens_per_second, {run.sources['tokens_per_second']}"
+    if log is not None and log["step_seconds"]:
+        return log["step_seconds"], f"median of {log['rows']:,} rows, {Path(log['file']).name}"
     return None, ""
 
 

@@ -67,6 +67,7 @@ def result(
                 for leaf, ns in by_leaf.items()
             ],
             "waterfall": _rows(buckets, window, split),
+            "by_step": _by_step(ledger, windows),
             "comm_ns": int(memo["comm_ns"].sum()),
             "overlapped_comm_ns": int(memo["overlapped_comm_ns"].sum()),
         },
@@ -108,6 +109,23 @@ def _buckets(ledger: pd.DataFrame) -> dict[Bucket, int]:
     for leaf, ns in _by_leaf(ledger).items():
         sums[leaf.bucket] += ns
     return sums
+
+
+def _by_step(ledger: pd.DataFrame, windows: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the leaves of each step, summed over its ranks."""
+    sums = windows.groupby("step").agg(ranks=("rank", "nunique"), window_ns=("window_ns", "sum"))
+    leaves = ledger.groupby(["step", "leaf"])["ns"].sum()
+    return [
+        {
+            "step": int(step),
+            "ranks": int(ranks),
+            "window_ns": int(window),
+            "leaves": {
+                f"{Leaf(int(leaf)).bucket.value}.{Leaf(int(leaf)).label}": int(ns) for leaf, ns in leaves[step].items()
+            },
+        }
+        for step, ranks, window in zip(sums.index.to_numpy(), sums["ranks"], sums["window_ns"], strict=True)
+    ]
 
 
 def _rows(buckets: Mapping[Bucket, int], window: int, split: Split) -> list[dict[str, Any]]:

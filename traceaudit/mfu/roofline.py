@@ -1,6 +1,6 @@
 """Split compute time: recomputed, achieved, memory floor, slowed by overlap, slow GPU, below the roof by family."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,6 +36,7 @@ class Split:
         recomputed_by_step: the same by step.
         warnings: what the reader should know.
         contradictions: those of them that say how declarations and traces contradict each other.
+        by_family: ``rank, step, family, leaf, ns`` of compute that was not recomputed: what each family's time became.
     """
 
     leaves: pd.DataFrame
@@ -50,6 +51,7 @@ class Split:
     mixed: bool = False
     recomputed_by_step: dict[int, int] = field(default_factory=dict)
     contradictions: tuple[str, ...] = ()
+    by_family: pd.DataFrame = field(default_factory=pd.DataFrame)
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def split_compute(
         warnings += [*notes, *contradictions]
         source = "declared"
     warnings += peak.notes
-    leaves = _leaves(work, _by_family(work, achieved))
+    leaves, by_family = _leaves(work, _by_family(work, achieved))
     known = has_shapes and bool((work.recompute == 0).all() or work.recompute_roof.sum() > 0)
     extra = work.recompute_roof + work.again
     by_step = {int(step): round(float(extra[work.keys["step"] == step].sum())) for step in counted}
@@ -141,6 +143,7 @@ def split_compute(
         len(peak.shares) > 1 or (source == "counted" and len(work.rates) > 1),
         by_step if known else {},
         tuple(contradictions),
+        by_family,
     )
 
 
@@ -292,30 +295,58 @@ def _by_family(work: _Work, achieved: Array) -> Array:
     return np.asarray(taken, np.int64)
 
 
-def _leaves(work: _Work, taken: Array) -> pd.DataFrame:
-    """Give each family's time in the order of the rules; each leaf is capped by what those before it left."""
+def _leaves(work: _Work, taken: Array) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Give each family's time in the order of the rules; each leaf is capped by what those before it left.
+
+    Returns the leaves, and what each family's time became.
+    """
     left = work.own - taken
     floor = np.minimum(work.floor, left)
     overlap = np.minimum(work.overlap, left - floor)
     slow = np.minimum(work.slow, left - floor - overlap)
     below = left - floor - overlap - slow
-    columns = [
-        (Leaf.KERNELS, work.recompute),
-        (Leaf.MODEL_FLOPS, taken.sum(axis=1)),
-        (Leaf.MEMORY_FLOOR, floor.sum(axis=1)),
-        (Leaf.SLOWED_BY_OVERLAP, overlap.sum(axis=1)),
-        (Leaf.SLOW_GPU, slow.sum(axis=1)),
-    ]
+    parts = {
+        Leaf.MODEL_FLOPS: taken,
+        Leaf.MEMORY_FLOOR: floor,
+        Leaf.SLOWED_BY_OVERLAP: overlap,
+        Leaf.SLOW_GPU: slow,
+    }
+    columns = [(Leaf.KERNELS, work.recompute), *((leaf, part.sum(axis=1)) for leaf, part in parts.items())]
     columns += [(family, below[:, index]) for index, family in enumerate(FAMILIES)]
-    return pd.concat([work.keys.assign(leaf=int(leaf), ns=ns) for leaf, ns in columns], ignore_index=True)
+    leaves = pd.concat([work.keys.assign(leaf=int(leaf), ns=ns) for leaf, ns in columns], ignore_index=True)
+    return leaves, _family_parts(work.keys, parts, below)
+
+
+def _family_parts(keys: pd.DataFrame, parts: Mapping[Leaf, Array], rest: Array | None = None) -> pd.DataFrame:
+    """Return ``rank, step, family, leaf, ns``; the leaf of the rest is the family's own."""
+    families = np.array([int(family) for family in FAMILIES], np.int16)
+    frames = []
+    for leaf, ns in (*parts.items(), (None, rest)):
+        if ns is not None:
+            row, column = np.nonzero(ns)
+            own = families[column] if leaf is None else int(leaf)
+            frames.append(keys.iloc[row].assign(family=families[column], leaf=own, ns=ns[row, column]))
+    return pd.concat(frames, ignore_index=True)
 
 
 def _whole(work: _Work, reason: str, counted: dict[int, float]) -> Split:
-    slow = np.minimum(work.slow, work.own).sum(axis=1)
-    whole = work.own.sum(axis=1) - slow
-    columns = [(Leaf.KERNELS, work.recompute), (Leaf.NOT_SPLIT, whole), (Leaf.SLOW_GPU, slow)]
+    slow = np.minimum(work.slow, work.own)
+    whole = work.own - slow
+    columns = [(Leaf.KERNELS, work.recompute), (Leaf.NOT_SPLIT, whole.sum(axis=1)), (Leaf.SLOW_GPU, slow.sum(axis=1))]
     leaves = pd.concat([work.keys.assign(leaf=int(leaf), ns=ns) for leaf, ns in columns], ignore_index=True)
-    return Split(leaves, False, reason, None, counted, work.coverage, None, (), work.roofline_coverage)
+    by_family = _family_parts(work.keys, {Leaf.NOT_SPLIT: whole, Leaf.SLOW_GPU: slow})
+    return Split(
+        leaves,
+        False,
+        reason,
+        None,
+        counted,
+        work.coverage,
+        None,
+        (),
+        work.roofline_coverage,
+        by_family=by_family,
+    )
 
 
 def _too_much_counted(work: _Work, achieved: Array, over: npt.NDArray[np.bool_], peak: Peak) -> str:

@@ -11,13 +11,14 @@ finite number (NaN or infinite).
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from traceaudit.errors import InputError
+from traceaudit.norms.speed import speed_table, tells_speed
 
 Floats = npt.NDArray[np.float64]
 Row = Mapping[str, object]
@@ -67,6 +68,7 @@ class TrainingLog:
         watched: the columns of other metrics.
         checkpoints: steps of which the log says that a checkpoint was saved.
         remarks: what was dropped or guessed.
+        speed: how fast the run was (`traceaudit.norms.speed.speed_table`).
     """
 
     source: str
@@ -75,6 +77,7 @@ class TrainingLog:
     watched: tuple[str, ...]
     checkpoints: tuple[int, ...]
     remarks: tuple[str, ...]
+    speed: pd.DataFrame = field(default_factory=pd.DataFrame)
 
 
 def number(value: object) -> float | None:
@@ -141,7 +144,8 @@ def build(
     table = table.astype({"step": np.int64})
     if chosen.get("skipped") and re.search(r"total|cum", chosen["skipped"]):
         table = table.assign(skipped=table["skipped"].diff().clip(lower=0))
-    return TrainingLog(source, written_by, table, tuple(others), tuple(sorted(set(checkpoints))), tuple(said))
+    speed = speed_table({plain[name]: _column(kept, name) for name in names if tells_speed(plain[name])}, step)
+    return TrainingLog(source, written_by, table, tuple(others), tuple(sorted(set(checkpoints))), tuple(said), speed)
 
 
 def _choose(names: Sequence[str], plain: Mapping[str, str]) -> dict[str, str]:

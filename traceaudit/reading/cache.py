@@ -83,18 +83,25 @@ def chosen(asked: str | Path | bool | None, total_bytes: int) -> Cache | None:
     return Cache(Path(asked).absolute())
 
 
-def accounted(place: Place, selection: Selection, kept: Cache | None) -> tuple[RankAccount, Kept]:
+def accounted(
+    place: Place, selection: Selection, kept: Cache | None, *, keep_pieces: bool = False
+) -> tuple[RankAccount, Kept]:
     """Return the account of a trace, from the cache if it is there; what had to be computed is put there.
+
+    An account with its pieces is large and seldom asked for: only the events behind it are kept.
 
     Raises:
         TraceAuditError: the trace cannot be read.
     """
     if kept is None:
-        return account(read_trace(place), selection), Kept("trace", 0)
+        return account(read_trace(place), selection, keep_pieces=keep_pieces), Kept("trace", 0)
     try:
         about = _identity(place)
     except OSError:  # the reader will say it better
-        return account(read_trace(place), selection), Kept("trace", 0)
+        return account(read_trace(place), selection, keep_pieces=keep_pieces), Kept("trace", 0)
+    if keep_pieces:
+        trace, found_in = _trace(kept, place, about)
+        return account(trace, selection, keep_pieces=True), found_in
     label = f"{_label(selection)}.account"
     found = _read(kept, place, label, about)
     if found is not None:

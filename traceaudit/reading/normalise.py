@@ -74,7 +74,7 @@ def normalise(raw: RawTrace, *, consume: bool = False) -> Trace:
     )
     collectives = pd.DataFrame(raw.collectives, columns=list(COLLECTIVE_FIELDS))
     return Trace(
-        _origin(raw, events),
+        _origin(raw, events, base),
         events,
         collectives,
         raw.thread_names,
@@ -158,7 +158,7 @@ def _categorical(texts: list[str], codes: Array) -> pd.Categorical:
     return pd.Categorical.from_codes(place[codes], categories=categories)
 
 
-def _origin(raw: RawTrace, events: pd.DataFrame) -> Origin:
+def _origin(raw: RawTrace, events: pd.DataFrame, base_ns: int) -> Origin:
     metadata = raw.metadata
     distributed = metadata.get("distributedInfo")
     distributed = distributed if isinstance(distributed, Mapping) else {}
@@ -178,6 +178,7 @@ def _origin(raw: RawTrace, events: pd.DataFrame) -> Origin:
         with_stack=bool(metadata.get("with_stack")),
         absolute_clock=bool(len(starts)) and int(starts[0]) > YEAR_2001_NS,
         job=str(metadata.get("PT_PROFILER_JOB_NAME", "")),
+        base_ns=base_ns,
         versions=_versions(metadata, distributed),
     )
 

@@ -42,12 +42,14 @@ class Task:
         size: bytes as stored.
         selection: which of its steps.
         cache: where what was read is kept; None for nowhere.
+        keep_pieces: the account says where in time everything was.
     """
 
     place: Place
     size: int
     selection: Selection
     cache: Cache | None
+    keep_pieces: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class Reading:
 def reduce_one(task: Task) -> Outcome:
     """Return the account of one trace; runs wherever there is a worker."""
     try:
-        own, kept = accounted(task.place, task.selection, task.cache)
+        own, kept = accounted(task.place, task.selection, task.cache, keep_pieces=task.keep_pieces)
     except TraceAuditError as error:
         return Outcome(None, str(error))
     except MemoryError:

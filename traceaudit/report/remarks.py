@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from traceaudit.report import sentences
 from traceaudit.report.by_rank import ranks
@@ -49,6 +50,8 @@ def _warnings(result: Result) -> Iterator[str]:
 
 def _notes(result: Result) -> Iterator[str]:
     about, job = result.get("quality", {}), result["job"]
+    if log := result.get("log"):
+        yield f"{log['format']} {PurePath(log['file']).name}: {log['text']}"
     if about.get("missing"):
         yield f"not in the traces: {', '.join(map(str, about['missing']))}"
     if job["world_size"] > job["ranks_traced"]:
