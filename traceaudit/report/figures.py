@@ -2,6 +2,7 @@
 
 import io
 import math
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
@@ -25,7 +26,7 @@ _INK, _FAINT = "#1B2430", "#8A94A0"
 def waterfall(result: rows.Result, ax: Axes | None = None) -> Axes:
     """Draw the bars from 100 % down to MFU, each with its share and its milliseconds a step."""
     bars = rows.waterfall(result)
-    ax = ax or _new_axes(8.6, 0.9 + 0.42 * len(bars))
+    ax = ax or new_axes(8.6, 0.9 + 0.42 * len(bars))
     for place, row in enumerate(bars):
         left, width = min(row.start, row.end), abs(row.end - row.start)
         colour = bucket_words(row.bucket).colour if row.bucket else LEVEL_COLOUR
@@ -57,7 +58,7 @@ def heatmap(result: rows.Result, ax: Axes | None = None) -> Axes:
         [max(column) / 1e6 for column in zip(*late.ns[first : first + size], strict=True)]
         for first in range(0, len(late.ns), size)
     ]
-    ax = ax or _new_axes(8.6, 1.2 + (0.27 * len(heat) if few else 4.2))
+    ax = ax or new_axes(8.6, 1.2 + (0.27 * len(heat) if few else 4.2))
     most = max((ms for row in heat for ms in row), default=0.0)
     extent = (-0.5, len(late.steps) - 0.5, len(heat) * size - 0.5, -0.5)
     image = ax.imshow(
@@ -87,7 +88,7 @@ def pipeline(result: rows.Result, ax: Axes | None = None) -> Axes:
     found = traffic.pipeline(result)
     works = found.works if found else []
     seats = sorted({work.rank for work in works}, key=lambda rank: min(w.stage for w in works if w.rank == rank))
-    ax = ax or _new_axes(8.6, 1.3 + 0.42 * max(len(seats), 1))
+    ax = ax or new_axes(8.6, 1.3 + 0.42 * max(len(seats), 1))
     span = max((work.end_ns for work in works), default=1) / 1e6
     drawn: dict[str, BarContainer] = {}
     for work in works:
@@ -117,7 +118,7 @@ def pipeline(result: rows.Result, ax: Axes | None = None) -> Axes:
 def roofline(result: rows.Result, ax: Axes | None = None) -> Axes:
     """Draw kernels by FLOPs a byte and FLOPs a second, both logarithmic, below the roofs of bandwidth and peaks."""
     found = kernels.roofline(result) or kernels.Roofline([], None, {})
-    ax = ax or _new_axes(8.6, 4.4)
+    ax = ax or new_axes(8.6, 4.4)
     ax.set_xscale("log")
     ax.set_yscale("log")
     _roofs(ax, found)
@@ -270,6 +271,11 @@ def _root(drawn: Axes | Figure) -> Figure:
     return figure
 
 
-def _new_axes(width: float, height: float) -> Axes:
+def new_axes(width: float, height: float) -> Axes:
+    """Return axes of a figure of their own, of a size in inches; in a notebook, a figure that the cell shows."""
     with _style():
+        if "ipykernel" in sys.modules:
+            from matplotlib import pyplot as plt
+
+            return plt.figure(figsize=(width, height), layout="constrained").subplots()
         return Figure(figsize=(width, height), layout="constrained").subplots()

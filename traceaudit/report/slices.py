@@ -2,8 +2,8 @@
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
+from traceaudit.report.figures import new_axes
 from traceaudit.report.words import BUCKETS, bucket_words
 
 MOST_BARS = 4_000  # of a bucket: beyond, neighbours closer than a pixel are drawn as one
@@ -13,7 +13,7 @@ _INK, _FAINT = "#1B2430", "#8A94A0"
 def timeline(slices: pd.DataFrame, rank: int, step: int, ax: Axes | None = None) -> Axes:
     """Draw slices (``start_ns, end_ns, bucket`` of one step) as lanes, one a bucket, in the order of the waterfall."""
     shown = [bucket for bucket in BUCKETS if (slices["bucket"] == bucket).any()]
-    ax = ax or Figure(figsize=(8.6, 0.9 + 0.34 * len(shown)), layout="constrained").add_subplot()
+    ax = ax or new_axes(8.6, 0.9 + 0.34 * len(shown))
     start, end = int(slices["start_ns"].min()), int(slices["end_ns"].max())
     for lane, bucket in enumerate(shown):
         bars = merged(slices[slices["bucket"] == bucket], (end - start) // MOST_BARS)
