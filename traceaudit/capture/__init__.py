@@ -28,8 +28,12 @@ report can say what the recording cost.
 """
 
 import sys
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
+
+if find_spec("torch") is None:
+    raise ImportError("traceaudit.capture needs torch: pip install 'traceaudit[capture]'")
 
 from traceaudit.capture.description import describe
 from traceaudit.capture.recorder import CaptureWarning, Recorder, capture, handler

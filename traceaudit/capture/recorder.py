@@ -58,6 +58,8 @@ def capture(
 ) -> "Recorder":
     """Return a context manager that records some steps of training; call its ``step()`` after each optimizer step.
 
+    All ranks must take as many steps: they meet by the count of steps, and `describe` sums the stages of a pipeline.
+
     Args:
         directory: where the files go, one run a directory; on a file system that all ranks see, or collect them there.
         model: for ``run.json``: sizes, element type, layout; a pipeline's rank gives the modules of its stages.
