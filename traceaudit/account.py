@@ -158,7 +158,8 @@ def account(trace: Trace, selection: Selection, *, keep_pieces: bool = False) ->
         standing = on_host(trace, selection)
         if standing is None:
             return without_gpu(trace.origin, trace.losses, len(events), first, last)
-        return replace(account(standing, selection), events=len(events), first_ns=first, last_ns=last, on_host=True)
+        standing_for = account(standing, selection, keep_pieces=keep_pieces)
+        return replace(standing_for, events=len(events), first_ns=first, last_ns=last, on_host=True)
     steps = step_windows(trace, table, selection)
     windows = steps.windows
     pieces = base_states(
