@@ -11,6 +11,7 @@ import pytest
 from tests.results import MS, Result, every_case, hostile, result_of
 from traceaudit.report import lanes, tables
 from traceaudit.report.html import to_html
+from traceaudit.report.page import _tidy
 
 KB = 1_000
 
@@ -166,6 +167,19 @@ def test_cells_of_waits_have_their_numbers() -> None:
     assert found.scale is not None
     assert found.scale[1:] == ("0 ms", "144.0 ms")
     assert lanes.waited_for(result_of() | {"lateness": []}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("rank 5 took 3.2 ms of step 4", "rank_5 took 3.2_ms of step_4"),
+        ("10 % and 4 GB, 1 nsight", "10_% and 4_GB, 1 nsight"),
+        ("run --rank 0 --step 3", "run --rank 0 --step 3"),
+    ],
+)
+def test_numbers_keep_their_units(text: str, kept: str) -> None:
+    """No line ends between a number and its unit; commands can be copied as they are."""
+    assert _tidy(text) == kept.replace("_", "\u00a0")
 
 
 def uneven(result: Result) -> Result:

@@ -170,6 +170,18 @@ def test_page_is_complete_without_scripts(opened: Open) -> None:
         assert leaves.is_visible()
 
 
+def test_what_is_folded_prints(opened: Open) -> None:
+    """On paper every leaf, every finding and all definitions are there, and no control is."""
+    with opened(result_of(), java_script_enabled=False) as page:
+        shown = "found => found.map(each => each.checkVisibility())"
+        for selector in ("details.bar-row li", "details.finding .body", "#definitions dd"):
+            page.emulate_media(media="screen")
+            assert False in page.locator(selector).evaluate_all(shown)
+            page.emulate_media(media="print")
+            assert set(page.locator(selector).evaluate_all(shown)) == {True}, selector
+        assert page.locator("nav:visible").count() == 0
+
+
 def test_first_screen_says_it_all(opened: Open) -> None:
     """Headline, badge, waterfall and the three largest findings are seen on 1440 x 900 without scrolling."""
     with opened(result_of()) as page:

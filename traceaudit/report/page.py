@@ -7,6 +7,7 @@ in a page: colours and lengths of figures are attributes of SVG.
 
 import base64
 import hashlib
+import re
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -15,6 +16,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from traceaudit.report import formats, words
+
+# The blank between a number and its unit, and between a rank or step and its number; not those of commands.
+_TOGETHER = re.compile(
+    r"(?<=\d) (?=%|[mµn]s\b|GB\b|points\b)|(?<![-\w]rank)(?<=\brank) (?=\d)|(?<![-\w]step)(?<=\bstep) (?=\d)"
+)
 
 
 def render(template: str, *, title: str, version: str, data: str = "", data_type: str = "", **context: Any) -> str:  # noqa: ANN401
@@ -83,7 +89,4 @@ def _hash(text: str) -> str:
 
 def _tidy(text: object) -> str:
     """Keep numbers and their units, and ranks and their numbers, on one line."""
-    found = str(text).replace("rank ", "rank\u00a0").replace("step ", "step\u00a0")
-    for unit in ("%", "ms", "µs", "ns", "GB", "points"):
-        found = found.replace(f" {unit}", f"\u00a0{unit}")
-    return found
+    return _TOGETHER.sub("\u00a0", str(text))

@@ -96,6 +96,14 @@
   }
   document.querySelectorAll("pre").forEach(makeCopy);
   document.querySelectorAll("button[data-opens]").forEach(toggleAll);
+  let opened = [];
+  window.addEventListener("beforeprint", () => {
+    opened = [...document.querySelectorAll("details:not([open])")];
+    for (const details of opened) details.open = true;
+  });
+  window.addEventListener("afterprint", () => {
+    for (const details of opened) details.open = false;
+  });
   window.addEventListener("hashchange", openTarget);
   openTarget();
 })();
