@@ -5,7 +5,8 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -371,6 +372,35 @@ def test_what_is_no_result_is_an_error(content: str, message: str, tmp_path: Pat
     path.write_text(content if "schema_version" in content else content + ' "schema_version"')
     with pytest.raises(TraceAuditError, match=message):
         ta.diff(path, sample)
+
+
+def paths(value: object, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the places of the values in plain data, of lists the first one's, three deep."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    for key, item in inside:
+        yield (*place, key)
+        if len(place) < 2:
+            yield from paths(item, (*place, key))
+
+
+@pytest.mark.parametrize("instead", [None, "text", [], {}, -1])
+def test_a_damaged_result_is_an_error_and_no_traceback(instead: object, sample: Result) -> None:
+    """Whatever value is replaced by nonsense or missing, there is a difference or a message."""
+    kept = ("schema_version", "job", "model", "collectives", "quality")
+    needed = {**{name: sample[name] for name in kept}, "ranks": sample["ranks"][:2]}
+    for place in list(paths(needed)):
+        damaged = copy.deepcopy(needed)
+        holder: Any = damaged
+        for key in place[:-1]:
+            holder = holder[key]
+        if instead is None and isinstance(holder, dict):
+            del holder[place[-1]]
+        else:
+            holder[place[-1]] = instead
+        with suppress(TraceAuditError):
+            found = ta.diff(needed, damaged)
+            assert found.headline
+            assert found.to_markdown()
 
 
 # Reports
