@@ -316,12 +316,12 @@ def test_steps_of_more_tokens_are_normalised(sample: Result) -> None:
 def test_other_hardware_layout_and_versions_are_named(sample: Result) -> None:
     """What differs beside the work stands in the difference, with both values."""
     after = copy.deepcopy(sample)
-    after["job"] |= {"gpu": "NVIDIA H200", "world_size": 16, "versions": {"cuda_runtime_version": "12080"}}
+    after["job"] |= {"gpu": "NVIDIA H200", "world_size": 16, "versions": {"CUDA": "12.8"}}
     after = with_factor(after, "tokens_per_step", 2 * 65_536)
     before = copy.deepcopy(sample)
-    before["job"]["versions"] = {"cuda_runtime_version": "12060"}
+    before["job"]["versions"] = {"CUDA": "12.6"}
     found = {entry["name"]: entry for entry in compare(before, after)["differences"]}
-    assert set(found) == {"GPU", "ranks of the job", "cuda_runtime version"}
+    assert set(found) == {"GPU", "ranks of the job", "CUDA version"}
     assert (found["GPU"]["before"], found["GPU"]["after"]) == ("NVIDIA H100 SXM", "NVIDIA H200")
 
 
