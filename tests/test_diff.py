@@ -5,7 +5,8 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -315,12 +316,12 @@ def test_steps_of_more_tokens_are_normalised(sample: Result) -> None:
 def test_other_hardware_layout_and_versions_are_named(sample: Result) -> None:
     """What differs beside the work stands in the difference, with both values."""
     after = copy.deepcopy(sample)
-    after["job"] |= {"gpu": "NVIDIA H200", "world_size": 16, "versions": {"cuda_runtime_version": "12080"}}
+    after["job"] |= {"gpu": "NVIDIA H200", "world_size": 16, "versions": {"CUDA": "12.8"}}
     after = with_factor(after, "tokens_per_step", 2 * 65_536)
     before = copy.deepcopy(sample)
-    before["job"]["versions"] = {"cuda_runtime_version": "12060"}
+    before["job"]["versions"] = {"CUDA": "12.6"}
     found = {entry["name"]: entry for entry in compare(before, after)["differences"]}
-    assert set(found) == {"GPU", "ranks of the job", "cuda_runtime version"}
+    assert set(found) == {"GPU", "ranks of the job", "CUDA version"}
     assert (found["GPU"]["before"], found["GPU"]["after"]) == ("NVIDIA H100 SXM", "NVIDIA H200")
 
 
@@ -371,6 +372,35 @@ def test_what_is_no_result_is_an_error(content: str, message: str, tmp_path: Pat
     path.write_text(content if "schema_version" in content else content + ' "schema_version"')
     with pytest.raises(TraceAuditError, match=message):
         ta.diff(path, sample)
+
+
+def paths(value: object, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the places of the values in plain data, of lists the first one's, three deep."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    for key, item in inside:
+        yield (*place, key)
+        if len(place) < 2:
+            yield from paths(item, (*place, key))
+
+
+@pytest.mark.parametrize("instead", [None, "text", [], {}, -1])
+def test_a_damaged_result_is_an_error_and_no_traceback(instead: object, sample: Result) -> None:
+    """Whatever value is replaced by nonsense or missing, there is a difference or a message."""
+    kept = ("schema_version", "job", "model", "collectives", "quality")
+    needed = {**{name: sample[name] for name in kept}, "ranks": sample["ranks"][:2]}
+    for place in list(paths(needed)):
+        damaged = copy.deepcopy(needed)
+        holder: Any = damaged
+        for key in place[:-1]:
+            holder = holder[key]
+        if instead is None and isinstance(holder, dict):
+            del holder[place[-1]]
+        else:
+            holder[place[-1]] = instead
+        with suppress(TraceAuditError):
+            found = ta.diff(needed, damaged)
+            assert found.headline
+            assert found.to_markdown()
 
 
 # Reports

@@ -136,8 +136,8 @@ def test_the_coarse_timeline_agrees_with_the_slices(simulated: Callable[[str], P
 def test_the_coarse_timeline_is_aligned(simulated: Callable[[str], Path]) -> None:
     """Ranks whose clocks are 2 ms apart begin in the same bin, since they begin their steps together."""
     timeline = analyze(simulated("clock_offset")).result["timeline"]
-    assert timeline["bin_ns"] * 10 < 2_000_000
-    assert {row["first_bin"] for row in timeline["ranks"]} <= {0, 1, 2}
+    assert 4 * timeline["bin_ns"] < 2_000_000
+    assert {row["first_bin"] for row in timeline["ranks"]} <= {0, 1}
 
 
 def test_the_coarse_timeline_is_small(simulated: Callable[[str], Path]) -> None:

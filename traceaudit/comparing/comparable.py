@@ -136,7 +136,8 @@ def _described(result: Result) -> dict[str, Any]:
     pipeline, recompute = result.get("pipeline") or {}, result.get("recompute") or {}
     numerator, peak = model.get("numerator") or {}, model.get("peak") or {}
     dims = sorted({row["dim"] for row in result.get("collectives", []) if row.get("dim")})
-    versions = {f"{name.removesuffix('_version')} version": text for name, text in (job.get("versions") or {}).items()}
+    versions = {f"{name} version": text for name, text in (job.get("versions") or {}).items()}
+    degrees = {f"degree of {name}": degree for name, degree in (job.get("layout") or {}).items()}
     return {
         "GPU": job.get("gpu"),
         "peak TFLOP/s": peak.get("tflops"),
@@ -150,6 +151,7 @@ def _described(result: Result) -> dict[str, Any]:
         "FLOPs": numerator.get("source"),
         "FLOPs convention": numerator.get("convention"),
         "traceaudit": result.get("traceaudit_version"),
+        **degrees,
         **versions,
     }
 

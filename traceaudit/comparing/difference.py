@@ -114,7 +114,12 @@ def diff(before: Run, after: Run, **options: Any) -> Diff:  # noqa: ANN401  thos
     Raises:
         TraceAuditError: one cannot be read, or they cannot be compared; the message says why.
     """
-    return Diff(compare(result_of(before, **options), result_of(after, **options)))
+    results = result_of(before, **options), result_of(after, **options)
+    try:
+        return Diff(compare(*results))
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(f"a result is incomplete or damaged ({reason}); analyze the traces again.") from error
 
 
 def result_of(run: Run, **options: Any) -> Mapping[str, Any]:  # noqa: ANN401  those of analyze
