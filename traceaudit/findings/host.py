@@ -10,6 +10,7 @@ from traceaudit.leaves import Leaf
 from traceaudit.report.formats import call_title, duration, plural, quantity
 
 LATENCY_SHARE = 0.02  # of the analysed time: kernels follow each other late without a host that is late
+MUCH = 4  # times the launch-bound time, up to which launch latency belongs to it; more is that of a CUDA graph
 MANY_KERNELS = 50  # of an optimizer's step, above which its loop over tensors is worth a word
 
 
@@ -115,7 +116,8 @@ def host_gaps(seen: Seen, left: Mapping[Leaf, int]) -> Iterator[Finding]:
     for leaf, about in HOST.items():
         claims = {leaf: left[leaf]}
         if leaf == Leaf.LAUNCH_BOUND:
-            claims |= {Leaf.LAUNCH_LATENCY: left[Leaf.LAUNCH_LATENCY]} if _starved(seen) else {}
+            between = left[Leaf.LAUNCH_LATENCY]
+            claims |= {Leaf.LAUNCH_LATENCY: between} if _starved(seen) and MUCH * left[leaf] >= between else {}
         title, details, action = _told(leaf, about, seen)
         yield Finding(
             id=about.id,

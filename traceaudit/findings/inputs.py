@@ -98,7 +98,7 @@ def above_peak(seen: Seen, left: Left) -> Iterator[Finding]:
         if row["bound"] == "compute" and (row["roofline_share"] or 0.0) > ABOVE_ROOF
     ]
     whole = sum(int(row["ns"]) for row in rows)
-    if whole < 0.01 * seen.window_ns:
+    if not rows or whole < 0.01 * seen.window_ns:
         return
     worst = max(rows, key=lambda row: row["roofline_share"])
     yield Finding(

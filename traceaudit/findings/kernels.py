@@ -19,7 +19,7 @@ FAR = 0.75  # of what kernels of a family reach, below which they are far from i
 POINTWISE_SHARE = 0.08  # of the analysed time in unfused pointwise kernels, from which fusing them is worth a word
 COPY_SHARE = 0.02
 OPTIMIZER_SHARE = 0.02
-HALF = 0.5  # of the traffic of a chain of pointwise kernels, the least that fusing two of them saves
+HALF = 0.5  # of the traffic of two pointwise kernels, which fusing them saves
 POINTWISE = re.compile(r"(?:vectorized|unrolled|legacy)_?elementwise_kernel|elementwise_kernel_with_index", re.I)
 LOWER_BITS = ("bf16", "fp16", "fp8", "fp4")
 
@@ -171,7 +171,11 @@ def unfused(seen: Seen, left: Left) -> Iterator[Finding]:
 
 def pointwise(seen: Seen, left: Left) -> Iterator[Finding]:
     """Yield chains of pointwise kernels that a compiler would fuse; half of their time is claimed."""
-    rows = [row for row in seen.result.get("kernels", ()) if row["kind"] == "compute" and POINTWISE.search(row["name"])]
+    rows = [
+        row
+        for row in seen.result.get("kernels", ())
+        if row["family"] == Leaf.ELEMENTWISE.label and POINTWISE.search(row["name"])
+    ]
     whole = sum(int(row["ns"]) for row in rows)
     if whole < POINTWISE_SHARE * seen.window_ns:
         return
@@ -182,7 +186,7 @@ def pointwise(seen: Seen, left: Left) -> Iterator[Finding]:
         id="sub-roofline.pointwise",
         title="pointwise kernels are not fused",
         summary=f"{seen.share(whole)} is in pointwise kernels of eager mode, each of which reads and writes its whole "
-        "tensor. Fusing two of them saves at least half; only that half is counted.",
+        "tensor. Fusing two of them saves about half, which is what is counted.",
         action="torch.compile the blocks, or use fused kernels for bias, activation, dropout, rotary embedding and "
         "residual; keep them in bf16.",
         verify="Fewer pointwise kernels a step, and triton_ kernels in their place.",

@@ -403,7 +403,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             "thousand_ranks",
             "1,024 ranks on 128 hosts, one slow; writes 1,024 files",
             lambda: big_job(BigJob()),
-            ("straggler.slow-gpu", "exposed-comm.tp", UNHIDDEN),
+            ("exposed-comm.tp", UNHIDDEN, "straggler.slow-gpu", "exposed-comm.other"),
             large=True,
         ),
         Scenario(
