@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from traceaudit.cli import main
+from traceaudit.cli import _progress, main
 from traceaudit.cli_outputs import CSV_FILES
 
 Directory = Callable[[str], Path]
@@ -194,3 +194,19 @@ def test_simulate_then_analyze(tmp_path: Path) -> None:
     assert run("simulate", tmp_path / "run", "--scenario", "late_rank").exit_code == 0
     assert run("analyze", tmp_path / "run").exit_code == 0
     assert run("simulate", tmp_path / "run", "--scenario", "late_rank").exit_code == 1
+
+
+def test_reading_without_a_terminal_says_each_tenth_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is said of a short reading; of a long one a line for each tenth that is passed."""
+    now = [100.0]
+    monkeypatch.setattr("traceaudit.cli.time.monotonic", lambda: now[0])
+    with _progress(quiet=False) as report:
+        assert report is not None
+        report(500_000, 1_000_000, "rank0.json")
+        now[0] += 60
+        for done in (510_000, 590_000, 790_000, 1_000_000):
+            report(done, 1_000_000, "rank1.json")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"reading: {share} % of 1 MB, rank1.json" for share in (50, 70, 100)]

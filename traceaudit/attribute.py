@@ -18,7 +18,7 @@ from traceaudit.ranks.arrivals import Arrivals
 from traceaudit.ranks.blame import WAIT_LEAVES, Blame, blame
 from traceaudit.ranks.bubbles import Bubbles, divide
 from traceaudit.ranks.collectives import Layout
-from traceaudit.ranks.instances import summed
+from traceaudit.ranks.instances import give_back, summed
 from traceaudit.ranks.links import transfers
 from traceaudit.ranks.matching import Matching
 from traceaudit.ranks.members import each
@@ -298,7 +298,9 @@ def _joined(parts: list[pd.DataFrame]) -> pd.DataFrame:
     columns = [[part[name].to_numpy(dtype=dtype, copy=False) for part in parts] for name, dtype in EXPOSED.items()]
     parts.clear()
     columns.reverse()
-    return pd.DataFrame({name: np.concatenate(columns.pop()) for name in EXPOSED}, copy=False)
+    table = pd.DataFrame({name: np.concatenate(columns.pop()) for name in EXPOSED}, copy=False)
+    give_back()
+    return table
 
 
 def _part(pieces: pd.DataFrame, leaf: Array | Leaf, begin: Array, end: Array) -> pd.DataFrame:

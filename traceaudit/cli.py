@@ -1,6 +1,7 @@
 """The command line: a thin skin over `traceaudit.analyze` and `traceaudit.simulate`."""
 
 import sys
+import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
+QUIET_S = 5  # of reading without a line on how far it is
 EXIT_BELOW, EXIT_UNRELIABLE = 3, 4
 
 EPILOG = (
@@ -181,16 +183,34 @@ def _tell_cache(audit: "Audit", *, quiet: bool) -> None:
         click.echo(f"cache: {kept} of {reading.files} traces were in it; {size:,.1f} MB read or written", err=True)
 
 
+class _Lines:
+    """Says on stderr how far the reading is, at each tenth, once it has taken a few seconds."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+        self._tenths = 0
+
+    def __call__(self, done: int, total: int, name: str) -> None:
+        """Take note of bytes read, in all, and of the file at hand."""
+        tenths = 10 * done // max(total, 1)
+        if tenths > self._tenths and time.monotonic() - self._begun > QUIET_S:
+            self._tenths = tenths
+            click.echo(f"reading: {10 * tenths} % of {total / 1e6:,.0f} MB, {name}", err=True)
+
+
 @contextmanager
 def _progress(*, quiet: bool) -> "Iterator[Progress | None]":
-    """Show a bar on a terminal, nothing elsewhere."""
+    """Show a bar on a terminal; elsewhere a line for each tenth of a reading that takes a while."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
-    if quiet or not console.is_terminal:
+    if quiet:
         yield None
+        return
+    if not console.is_terminal:
+        yield _Lines()
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Bar(*columns, console=console, transient=True) as bar:

@@ -25,6 +25,7 @@ from traceaudit.norms.watch import watch
 from traceaudit.ranks.align import align, hosts
 from traceaudit.ranks.arrivals import arrivals
 from traceaudit.ranks.collectives import gather, layout, sharing
+from traceaudit.ranks.instances import give_back
 from traceaudit.ranks.matching import match
 from traceaudit.ranks.peers import compare
 from traceaudit.ranks.setting import degrees, versions
@@ -156,6 +157,7 @@ def _attributed(
     communications = gather(present, world_size, plan, hosts(present)[0])
     accounts[:] = sharing(accounts, communications)  # in place: whoever holds the list would keep them twice
     present = [own for own in accounts if own.steps is not None]
+    give_back()
     matching = match(communications)
     arrived, clock = arrivals(communications, matching, align(present, communications, matching))
     table, left_out, notes = windows(present)

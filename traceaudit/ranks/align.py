@@ -16,7 +16,7 @@ import pandas as pd
 
 from traceaudit.account import RankAccount
 from traceaudit.intervals import Array
-from traceaudit.ranks.instances import Instances
+from traceaudit.ranks.instances import Instances, Integers
 from traceaudit.ranks.matching import ENDING_TOGETHER, Matching
 
 Floats = npt.NDArray[np.float64]
@@ -65,12 +65,12 @@ class Clock:
     evidence: int
     disagreement_ns: int | None = None
 
-    def offsets(self, rank: Array, instant: Array) -> Array:
+    def offsets(self, rank: Integers, instant: Array) -> Array:
         """Return own minus aligned time for ranks at instants of their own clocks."""
         offset, drift = (by_rank(values, np.float64)[rank] for values in (self.offset_ns, self.drift))
         drift *= instant - self.epoch_ns
         drift += offset
-        return np.rint(drift, out=drift).astype(np.int64)
+        return np.asarray(np.rint(drift, out=drift), np.int64)
 
     @property
     def usable(self) -> bool:

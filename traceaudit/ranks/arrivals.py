@@ -71,7 +71,7 @@ def arrivals(table: pd.DataFrame, matching: Matching, clock: Clock) -> tuple[Arr
 def _disagreement(start: Array, end: Array, awaited: Array, shortest: Array, rows: npt.NDArray[np.bool_]) -> Array:
     """Return how far waits by clocks and clock-free waits lie apart."""
     start, end = start[rows], end[rows]
-    return np.abs(np.maximum(awaited[rows] - start, 0) - ((end - start) - shortest[rows]))
+    return np.asarray(np.abs(np.maximum(awaited[rows] - start, 0) - ((end - start) - shortest[rows])))
 
 
 def _comparable(table: pd.DataFrame, rows: Instances, clock: Clock) -> npt.NDArray[np.bool_]:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from traceaudit.account import RankAccount
 from traceaudit.leaves import Leaf
-from traceaudit.ranks.instances import first_rows, packed, renumbered
+from traceaudit.ranks.instances import Integers, first_rows, packed, renumbered
 from traceaudit.ranks.members import Ranks, categorical, coded
 
 # Descriptions of process groups (Megatron, DeviceMesh, DeepSpeed) and the dimension they span; the first that matches.
@@ -136,7 +136,7 @@ def gather(
         return pd.DataFrame()
     length = [len(own.communications) for own in present]
     columns: dict[str, Any] = {
-        name: _concatenated([own.communications[name] for own in present])
+        str(name): _concatenated([own.communications[name] for own in present])
         for name in present[0].communications
         if name != "group"
     }
@@ -165,8 +165,8 @@ def gather(
 
     leaves = _by_distinct((whose, assumed, kind, description, sharded, staged), leaf_of)
     columns["assumed"], columns["leaf"], columns["pipeline"] = assumed, np.asarray(leaves, np.int16), staged
-    whose, kept = renumbered(whose, len(members))
-    columns["members"] = categorical(whose, [members[old] for old in kept])
+    places, kept = renumbered(whose, len(members))
+    columns["members"] = categorical(places, [members[old] for old in kept])
     return pd.DataFrame(columns, copy=False)
 
 
@@ -177,10 +177,10 @@ def _concatenated(columns: Sequence["pd.Series[Any]"]) -> Any:  # noqa: ANN401  
     texts = sorted({text for column in columns for text in column.cat.categories})
     number = {text: code for code, text in enumerate(texts)}
     codes = [np.array([number[text] for text in own.cat.categories], np.int32)[own.cat.codes] for own in columns]
-    return pd.Categorical.from_codes(np.concatenate(codes), texts)
+    return pd.Categorical.from_codes(np.concatenate(codes), pd.Index(texts))
 
 
-def _grouped(columns: Sequence["pd.Series[Any]"]) -> tuple[npt.NDArray[np.int32], list[Ranks | None]]:
+def _grouped(columns: Sequence["pd.Series[Any]"]) -> tuple[Integers, list[Ranks | None]]:
     """Return for each row the number of its group, in the order of first appearance, and the distinct groups."""
     numbers: dict[Ranks | None, int] = {None: 0}
     parts = []
@@ -190,7 +190,7 @@ def _grouped(columns: Sequence["pd.Series[Any]"]) -> tuple[npt.NDArray[np.int32]
         parts.append(place[own])  # -1, no group, is the last one
     codes, old = renumbered(np.concatenate(parts), len(numbers))
     distinct = list(numbers)
-    return np.asarray(codes, np.int32), [distinct[number] for number in old]
+    return codes, [distinct[number] for number in old]
 
 
 def sharing(accounts: Sequence[RankAccount], table: pd.DataFrame) -> list[RankAccount]:
@@ -206,17 +206,15 @@ def sharing(accounts: Sequence[RankAccount], table: pd.DataFrame) -> list[RankAc
     return result
 
 
-def _by_distinct(
-    codes: Sequence[npt.NDArray[np.generic]], function: Callable[[int], object]
-) -> npt.NDArray[np.generic]:
+def _by_distinct(codes: Sequence[npt.NDArray[Any]], function: Callable[[int], object]) -> npt.NDArray[np.generic]:
     """Return what a function says of each row, asked for one row of each combination of codes."""
     number, distinct = pd.factorize(packed(*(code.view(np.int8) if code.dtype == np.bool_ else code for code in codes)))
     return np.array([function(int(row)) for row in first_rows(number, len(distinct))])[number]
 
 
 def _members(
-    columns: Mapping[str, Any], codes: npt.NDArray[np.int32], groups: Sequence[Ranks | None], everyone: Ranks
-) -> tuple[npt.NDArray[np.int32], list[Ranks]]:
+    columns: Mapping[str, Any], codes: Integers, groups: Sequence[Ranks | None], everyone: Ranks
+) -> tuple[Integers, list[Ranks]]:
     """Return for each row the number of its members, and the members: its group, or the pair of a send or receive."""
     numbers: dict[Ranks, int] = {}
     of_group = np.array(

@@ -77,6 +77,6 @@ def by_row(rows: Integers, ns: Array, size: int) -> Array:
     return result
 
 
-def _joined(columns: Sequence[npt.NDArray[np.generic]]) -> npt.NDArray[np.generic]:
+def _joined(columns: Sequence[Integers]) -> Integers:
     filled = [column for column in columns if len(column)]
     return np.concatenate(filled) if filled else np.empty(0, np.int64)

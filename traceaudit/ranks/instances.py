@@ -1,6 +1,8 @@
 """Rows of one table by the instance they belong to, sorted once: what many questions about instances start from."""
 
+import ctypes
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +24,7 @@ def packed(*columns: Integers) -> Array:
     >>> packed(np.array([1, 0, 1]), np.array([-1, 5, 7])).tolist()
     [7, 6, 15]
     """
-    key = np.zeros(len(columns[0]), np.int64)
+    key: Array = np.zeros(len(columns[0]), np.int64)
     wide = 1  # distinct values of the key, at most
     for column in columns:
         low = int(column.min(initial=0))
@@ -37,7 +39,7 @@ def packed(*columns: Integers) -> Array:
         key += column
         key -= low
         wide *= width
-    return key
+    return np.asarray(key, np.int64)
 
 
 def summed(table: pd.DataFrame, keys: list[str], values: Sequence[str] = ("ns",)) -> pd.DataFrame:
@@ -49,6 +51,12 @@ def summed(table: pd.DataFrame, keys: list[str], values: Sequence[str] = ("ns",)
     if len(parts) == 1:
         return parts[0]
     return pd.concat(parts, ignore_index=True).groupby(keys, as_index=False, observed=True)[list(values)].sum()
+
+
+def give_back() -> None:
+    """Give freed memory back to the system, where its library can: what lies between live objects is kept otherwise."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def small(column: Integers) -> Integers:
@@ -65,7 +73,7 @@ def sliced(first: Integers, size: Integers) -> Array:
     [10, 11, 20, 21, 22]
     """
     begin = np.cumsum(size, dtype=np.int64) - size
-    return np.arange(int(size.sum()), dtype=np.int64) + np.repeat(first - begin, size)
+    return np.asarray(np.arange(int(size.sum()), dtype=np.int64) + np.repeat(first - begin, size))
 
 
 @dataclass(frozen=True)

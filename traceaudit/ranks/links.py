@@ -136,7 +136,7 @@ def _labels(table: pd.DataFrame) -> tuple[pd.Categorical, dict[tuple[int, ...], 
     last[number] = np.arange(len(number))  # of equal rows, the last one is kept
     by_members = {(members[codes[row]] or ()): texts[number[row]] for row in np.sort(last)}
     place, names = pd.factorize(np.array(texts, dtype=object), sort=True)
-    return pd.Categorical.from_codes(place[number], names), by_members
+    return pd.Categorical.from_codes(place[number], pd.Index(names)), by_members
 
 
 def _estimates(table: pd.DataFrame, owned: Array, complete: npt.NDArray[np.bool_]) -> Array:

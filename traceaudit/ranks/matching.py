@@ -93,7 +93,7 @@ def _way(table: pd.DataFrame) -> Integers:
     return source
 
 
-def _pairs(one: Array, other: Array) -> Array:
+def _pairs(one: Array, other: Integers) -> Array:
     """Return numbers that are equal where both values are."""
     return np.asarray(one * (int(other.max(initial=0)) + 4) + other + 3, np.int64)
 

@@ -14,7 +14,7 @@ import pandas as pd
 Ranks = tuple[int, ...]
 
 
-def coded(members: Iterable[Ranks | None]) -> tuple[npt.NDArray[np.signedinteger[Any]], list[Ranks | None]]:
+def coded(members: Iterable[Ranks | None]) -> tuple[npt.NDArray[np.integer[Any]], list[Ranks | None]]:
     """Return for each row the number of its tuple, and the distinct tuples.
 
     Categories keep their numbers, among which -1 is no tuple; others are numbered in the order of first appearance.
@@ -46,7 +46,7 @@ def each(members: Iterable[Ranks], function: Callable[[Ranks], object]) -> npt.N
     return np.asarray(found[codes])
 
 
-def categorical(codes: npt.NDArray[np.integer[Any]], groups: Sequence[Ranks]) -> pd.Categorical:
+def categorical(codes: npt.NDArray[np.integer[Any]], groups: Sequence[Ranks]) -> "pd.Categorical[Any]":
     """Return a column of tuples of ranks as the number of each row's tuple; -1 is missing.
 
     >>> categorical(np.array([0, -1]), [(0, 1)]).tolist()
@@ -54,4 +54,5 @@ def categorical(codes: npt.NDArray[np.integer[Any]], groups: Sequence[Ranks]) ->
     """
     distinct = np.empty(len(groups), dtype=object)
     distinct[:] = groups
-    return pd.Categorical.from_codes(codes, pd.Index(distinct, tupleize_cols=False))
+    index: Any = pd.Index(distinct, tupleize_cols=False)  # not an index of several levels
+    return pd.Categorical.from_codes(codes, index)

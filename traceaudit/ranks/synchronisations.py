@@ -8,7 +8,7 @@ import pandas as pd
 
 from traceaudit.intervals import Array
 from traceaudit.ranks.arrivals import Arrivals
-from traceaudit.ranks.instances import Instances
+from traceaudit.ranks.instances import Instances, Integers
 from traceaudit.ranks.matching import ENDING_TOGETHER
 from traceaudit.ranks.members import coded
 
@@ -41,7 +41,7 @@ class Synchronisations:
             for member in self._ranks[group]:
                 self._holders.setdefault(member, []).append(group)
 
-    def previous(self, places: Array) -> Array:
+    def previous(self, places: Integers) -> Array:
         """Return for instances, by their place in the rows, the place of that other one; -1 for none."""
         found = np.full(len(places), -1, np.int64)
         best = np.full(len(places), np.iinfo(np.int64).min)
