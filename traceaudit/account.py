@@ -13,6 +13,7 @@ from traceaudit.classify import State, activities, main_device
 from traceaudit.events import GPU_KINDS, Losses, Origin, Trace
 from traceaudit.flops import Counted, counted
 from traceaudit.host_device import on_host
+from traceaudit.idle.blocking import not_blocking
 from traceaudit.idle.calls import host_activity
 from traceaudit.idle.facts import host_facts
 from traceaudit.idle.gaps import resolve
@@ -80,8 +81,9 @@ class RankAccount:
         exposed: ``step, start_ns, end_ns, communication, trailing`` pieces owned by a communication; trailing ones
             are the idle time between its end and the kernel that depended on it.
         communications: one row a communication activity: ``start_ns, end_ns, kind, group, group_description,
-            group_size, bytes, seq, source_rank, destination_rank, root, recompute``; ``group`` is a tuple of ranks, or
-            missing. Texts and groups are categories, and integers that fit have 32 bits: there are millions of rows.
+            group_size, bytes, seq, source_rank, destination_rank, root, recompute, not_blocking_ns`` (see
+            `traceaudit.idle.blocking`); ``group`` is a tuple of ranks, or missing. Texts and groups are categories, and
+            integers that fit have 32 bits: there are millions of rows.
         kernels: ``name, state, family, dtype, count, ns, flops, bytes, known_ns`` summed over the windows; `flops` as
             the hardware ran them; and of the longest run ``start_ns, end_ns, stream``.
         signatures: ``step, signature, name, family, count, ns`` of compute that was not recomputed; a signature is a
@@ -189,7 +191,9 @@ def account(trace: Trace, selection: Selection, *, keep_pieces: bool = False) ->
         decided=_decided(idle, steps),
         compute=_compute(table, time, steps, again, products),
         exposed=_exposed(pieces, idle, steps, communication),
-        communications=_communications(trace, table, communication, again),
+        communications=_communications(
+            trace, table, communication, again, not_blocking(events, table, pieces, host)[communication]
+        ),
         kernels=_kernels(events, table, windows, products),
         signatures=_signatures(events, table, time, signature, again),
         progress=_progress(table, pieces, idle, again, communication, int(windows.start[0])),
@@ -319,7 +323,11 @@ def _exposed(
 
 
 def _communications(
-    trace: Trace, table: pd.DataFrame, chosen: npt.NDArray[np.intp], again: npt.NDArray[np.bool_]
+    trace: Trace,
+    table: pd.DataFrame,
+    chosen: npt.NDArray[np.intp],
+    again: npt.NDArray[np.bool_],
+    not_blocking_ns: Array,
 ) -> pd.DataFrame:
     """Resolve the arguments of each communication; group members cut short are completed from the job's groups."""
     rows = table.iloc[chosen]
@@ -365,6 +373,7 @@ def _communications(
                 "root": rows["root"].to_numpy(),
                 "stream": rows["stream"].to_numpy(),
                 "recompute": again[chosen],
+                "not_blocking_ns": not_blocking_ns,
             }
         )
     )
@@ -373,7 +382,7 @@ def _communications(
 def compact(communications: pd.DataFrame) -> pd.DataFrame:
     """Return `RankAccount.communications` with texts as categories and in 32 bits what fits."""
     texts = ("kind", "direction", "group_description")
-    integers = ("group_size", "seq", "source_rank", "destination_rank", "root", "stream")
+    integers = ("group_size", "seq", "source_rank", "destination_rank", "root", "stream", "not_blocking_ns")
     return communications.assign(
         **{name: pd.Categorical(communications[name].to_numpy(dtype=object)) for name in texts},
         **{name: small(communications[name].to_numpy(dtype=np.int64)) for name in integers},

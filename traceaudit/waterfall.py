@@ -376,7 +376,7 @@ def _collectives(job: Job, attribution: Attribution) -> list[dict[str, Any]]:
     )
     if not len(table):
         return []
-    figures = ("count", "bytes", "transfer_ns", "wait_ns", "exposed_ns")
+    figures = ("count", "bytes", "transfer_ns", "wait_ns", "exposed_ns", "not_blocking_ns")
     return [
         {
             "group": str(group),

@@ -11,6 +11,7 @@ from traceaudit.report.formats import bandwidth, clean, percent, plural, quantit
 
 SMALL_BYTES = 1 << 20  # a message below this is bound by latency, not by bandwidth
 SLOW_GBPS = 10.0  # of large messages; any interconnect of GPUs that train together carries more
+NOT_BLOCKING = 0.1  # of exposed time, from which it is said that the host was late as well
 HIDDEN_LITTLE = 0.05  # of a dimension's communication under compute, below which nothing of it overlaps
 GATHERED = 0.25  # of a dimension's transfers in all-gathers, from which its parameters are sharded
 MANY = 8  # collectives a step and rank: buckets that could overlap
@@ -216,6 +217,13 @@ def _facts(leaf: Leaf, traffic: _Traffic, seen: Seen) -> list[str]:
         rate = f", {bandwidth(row['busbw_gbps'])} bus bandwidth" if row.get("busbw_gbps") else ""
         words.append(f"{clean(row['group'], 60)}: {row['count']:,} {kind}{size}{rate}.")
         words += _slow_fabric(row)
+    idle_else = sum(int(row.get("not_blocking_ns") or 0) for row in traffic.rows)
+    alone = sum(int(row["exposed_ns"]) for row in traffic.rows)
+    if idle_else > NOT_BLOCKING * alone:
+        words.append(
+            f"Exposed, not blocking: for {percent(idle_else / alone)} of the time that these groups take alone, waits "
+            "included, the next kernel was not launched yet; without the communication it would be a host gap."
+        )
     if leaf == Leaf.TRANSFER_OR_WAIT:
         least = sum(int(row["transfer_estimate_ns"] or 0) for row in traffic.rows)
         words.append(

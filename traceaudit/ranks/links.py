@@ -76,9 +76,10 @@ def totals(
 ) -> pd.DataFrame:
     """Sum up the communications of each group and kind that ran in the analysed windows.
 
-    Columns: ``group`` (text), ``leaf, kind, count, bytes, exposed_ns, wait_ns, transfer_ns`` (exposed), ``busbw_gbps``
-    (NaN where sizes or arrivals are unknown) and ``estimate_ns``: where partners were not traced, what the exposed time
-    would be if each lasted as long as the shortest of its kind and size (NaN elsewhere).
+    Columns: ``group`` (text), ``leaf, kind, count, bytes, exposed_ns, wait_ns, transfer_ns`` (exposed),
+    ``not_blocking_ns`` (of the exposed time, `traceaudit.idle.blocking`), ``busbw_gbps`` (NaN where sizes or arrivals
+    are unknown) and ``estimate_ns``: where partners were not traced, what the exposed time would be if each lasted as
+    long as the shortest of its kind and size (NaN elsewhere).
     """
     if not len(table):
         return pd.DataFrame()
@@ -105,12 +106,13 @@ def totals(
             "bytes": np.where(inside, np.maximum(table["bytes"].to_numpy(), 0), 0),
             "exposed_ns": np.where(inside, owned, 0),
             "wait_ns": np.where(inside, waited, 0),
+            "not_blocking_ns": np.where(inside, np.minimum(table["not_blocking_ns"].to_numpy(), owned), 0),
             "estimate": np.where(inside, _estimates(table, owned, complete), 0),
             "partial": inside & ~complete,
         },
         copy=False,
     )
-    sums = summed(frame, keys, ("count", "bytes", "exposed_ns", "wait_ns", "estimate", "partial"))
+    sums = summed(frame, keys, ("count", "bytes", "exposed_ns", "wait_ns", "not_blocking_ns", "estimate", "partial"))
     sums = sums[sums["count"] > 0].reset_index(drop=True)
     sums = sums.assign(group=sums["group"].to_numpy(dtype=object), kind=sums["kind"].to_numpy(dtype=object))
     sums = sums.assign(
