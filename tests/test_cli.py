@@ -204,9 +204,9 @@ def test_reading_without_a_terminal_says_each_tenth_once(
     monkeypatch.setattr("traceaudit.cli.time.monotonic", lambda: now[0])
     with _progress(quiet=False) as report:
         assert report is not None
-        report(500_000, 1_000_000, "rank0.json")
+        report(50_000_000, 100_000_000, "rank0.json")
         now[0] += 60
-        for done in (510_000, 590_000, 790_000, 1_000_000):
-            report(done, 1_000_000, "rank1.json")
+        for done in (51_000_000, 59_000_000, 79_000_000, 100_000_000):
+            report(done, 100_000_000, "rank1.json")
     lines = capsys.readouterr().err.splitlines()
-    assert lines == [f"reading: {share} % of 1 MB, rank1.json" for share in (50, 70, 100)]
+    assert lines == [f"reading: {share} % of 100 MB, rank1.json" for share in (50, 70, 100)]

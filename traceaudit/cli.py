@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
-QUIET_S = 5  # of reading without a line on how far it is
+QUIET_S, QUIET_BYTES = 5, 10_000_000  # of reading without a line on how far it is
 EXIT_BELOW, EXIT_UNRELIABLE = 3, 4
 
 EPILOG = (
@@ -193,9 +193,12 @@ class _Lines:
     def __call__(self, done: int, total: int, name: str) -> None:
         """Take note of bytes read, in all, and of the file at hand."""
         tenths = 10 * done // max(total, 1)
-        if tenths > self._tenths and time.monotonic() - self._begun > QUIET_S:
+        long = total >= QUIET_BYTES and time.monotonic() - self._begun > QUIET_S
+        if long and tenths > self._tenths:
+            from traceaudit.report.formats import clean
+
             self._tenths = tenths
-            click.echo(f"reading: {10 * tenths} % of {total / 1e6:,.0f} MB, {name}", err=True)
+            click.echo(f"reading: {10 * tenths} % of {total / 1e6:,.0f} MB, {clean(name)}", err=True)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ def packed(*columns: Integers) -> Array:
     """Return one integer a row, which orders and tells apart the rows as the columns do, the first one foremost.
 
     >>> packed(np.array([1, 0, 1]), np.array([-1, 5, 7])).tolist()
-    [7, 6, 15]
+    [9, 6, 17]
     """
     key: Array = np.zeros(len(columns[0]), np.int64)
     wide = 1  # distinct values of the key, at most
