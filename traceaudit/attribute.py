@@ -18,10 +18,11 @@ from traceaudit.ranks.arrivals import Arrivals
 from traceaudit.ranks.blame import WAIT_LEAVES, Blame, blame
 from traceaudit.ranks.bubbles import Bubbles, divide
 from traceaudit.ranks.collectives import Layout
-from traceaudit.ranks.instances import give_back, summed
+from traceaudit.ranks.instances import Integers, give_back, small, summed
 from traceaudit.ranks.links import transfers
 from traceaudit.ranks.matching import Matching
 from traceaudit.ranks.members import each
+from traceaudit.ranks.owned import Owned
 from traceaudit.ranks.peers import Peers
 
 TRACE_CUT_SHARE = 0.01  # of the first step, above which it is left out: profilers began at different instants
@@ -38,6 +39,7 @@ class Job:
         clock: how the ranks' clocks relate.
         plan: pipeline stages and the like.
         peers: kernels of each rank against the others'.
+        owned: what the accounts no longer hold; empty once it is attributed.
     """
 
     accounts: Sequence[RankAccount]
@@ -47,6 +49,7 @@ class Job:
     clock: Clock
     plan: Layout
     peers: Peers
+    owned: Owned
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,8 @@ class Attribution:
         windows: ``rank, step, start_ns, end_ns, window_ns``.
         ledger: ``rank, step, leaf, ns``; leaves of a rank's step add up to its window.
         exposed: ``rank, step, leaf, ns, row, from_ns`` of the time owned by communications; `from_ns` is where the
-            stretch begins that the leaf was taken from, waits of several causes one after the other.
+            stretch begins that the leaf was taken from, waits of several causes one after the other, since `begun_ns`.
+        begun_ns: by rank, the beginning of its recording.
         waited: ``rank, step, leaf, ns`` of the waits at the last step's end.
         blame: origins of the waits for late ranks.
         bubbles: how the waits of a pipeline divide.
@@ -68,6 +72,7 @@ class Attribution:
     windows: pd.DataFrame
     ledger: pd.DataFrame
     exposed: pd.DataFrame
+    begun_ns: Array
     blame: Blame
     bubbles: Bubbles
     carried: pd.DataFrame
@@ -132,7 +137,8 @@ def attribute(job: Job, table: pd.DataFrame, split: Split) -> Attribution:
     table, left_out = _without_cut_first_step(table, exposed)
     table, waited, last_rank = with_common_end(table, job)
     exposed = _inside(exposed, table)
-    origins = blame(job.accounts, job.communications, job.matching, job.arrivals, exposed, job.peers)
+    give_back()
+    origins = blame(job.owned, job.communications, job.matching, job.arrivals, exposed, job.peers)
     parts = _by_cause(exposed, origins)
     del exposed
     exposed = _joined(parts)
@@ -149,6 +155,7 @@ def attribute(job: Job, table: pd.DataFrame, split: Split) -> Attribution:
         windows=table,
         ledger=ledger.reset_index(drop=True),
         exposed=exposed,
+        begun_ns=_begun(job),
         blame=_with_further(origins, waited, last_rank, bubbles),
         bubbles=bubbles,
         carried=transfers(job.communications, job.matching, job.arrivals),
@@ -175,7 +182,8 @@ def _inside(exposed: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
 def _divided(job: Job, table: pd.DataFrame, exposed: pd.DataFrame, waits: pd.DataFrame) -> Bubbles:
     """Divide the waits of a pipeline by replays of the observed order of work."""
     pool = waits[waits["leaf"] == Leaf.UNDIVIDED].groupby(["rank", "step"], as_index=False)[["ns"]].sum()
-    own = exposed[exposed["leaf"] != Leaf.UNDIVIDED]
+    own = exposed[exposed["leaf"] != Leaf.UNDIVIDED] if len(pool) else exposed.iloc[:0]
+    own = own.assign(start_ns=own["start_ns"].to_numpy() + _begun(job)[own["rank"].to_numpy()])
     return divide(job.accounts, table, job.communications, job.arrivals, own, pool, job.plan, job.clock)
 
 
@@ -204,7 +212,7 @@ def _by_cause(exposed: pd.DataFrame, origins: Blame) -> list[pd.DataFrame]:
         largest = np.argmax(shares, axis=1)
         held = np.arange(len(some)), largest
         ns[some] -= parts.sum(axis=1) - parts[held]
-        leaf[some] = np.array(WAIT_LEAVES, np.int16)[largest]
+        leaf[some] = np.array(WAIT_LEAVES, np.int8)[largest]
         parts[held] = 0
         begin_ns = waits["from_ns"].to_numpy()
         others += [_part(waits, cause, begin_ns, begin_ns + parts[:, index]) for index, cause in enumerate(WAIT_LEAVES)]
@@ -234,18 +242,31 @@ def check(table: pd.DataFrame, ledger: pd.DataFrame) -> None:
 def _exposed(job: Job) -> pd.DataFrame:
     """Return ``rank, step, row, start_ns, from_ns, leaf, ns`` of time owned by communications; ``row`` in their table.
 
-    ``start_ns`` is that of the whole piece, ``from_ns`` that of the part with this leaf.
+    ``start_ns`` is that of the whole piece, ``from_ns`` that of the part with this leaf, both since the rank's
+    recording began.
     """
-    offset = np.cumsum([0, *(len(account.communications) for account in job.accounts)])
+    owned, begun = job.owned.exposed, _begun(job)
+    offset = np.cumsum(np.array(job.owned.counts, np.int64)) - job.owned.counts
     parts = [
-        pd.DataFrame({name: np.empty(0, dtype) for name, dtype in EXPOSED.items()}),
+        pd.DataFrame({name: np.empty(0, dtype or np.int32) for name, dtype in EXPOSED.items()}),
         *(
-            part
-            for some in _some_at_a_time([len(account.exposed) for account in job.accounts])
-            for part in _exposed_of(job, job.accounts[some], offset[some])
+            _since(part, begun)
+            for some in _some_at_a_time([len(own) for own in owned])
+            for part in _exposed_of(job, owned[some], [own.rank for own in job.accounts[some]], offset[some])
         ),
     ]
+    owned.clear()
     return _joined(parts)
+
+
+def _begun(job: Job) -> Array:
+    return by_rank({account.rank: account.first_ns for account in job.accounts}, np.int64)
+
+
+def _since(part: pd.DataFrame, begun: Array) -> pd.DataFrame:
+    """Return a table of `EXPOSED` with times since each rank's recording began, which often fit in 32 bits."""
+    first = begun[part["rank"].to_numpy()]
+    return part.assign(**{name: small(part[name].to_numpy() - first) for name in ("start_ns", "from_ns")})
 
 
 PIECES = 1 << 20  # looked at at a time, so that what is derived from them fills little memory
@@ -253,11 +274,11 @@ EXPOSED = {
     "rank": np.int32,
     "step": np.int32,
     "row": np.int32,
-    "start_ns": np.int64,
-    "from_ns": np.int64,
-    "leaf": np.int16,
-    "ns": np.int64,
-}
+    "leaf": np.int8,
+    "start_ns": None,
+    "from_ns": None,
+    "ns": None,
+}  # None: of 32 bits if it fits
 
 
 def _some_at_a_time(sizes: Sequence[int]) -> Iterator[slice]:
@@ -270,18 +291,17 @@ def _some_at_a_time(sizes: Sequence[int]) -> Iterator[slice]:
             begun, held = index + 1, 0
 
 
-def _exposed_of(job: Job, accounts: Sequence[RankAccount], offset: Array) -> list[pd.DataFrame]:
-    owned = [(account, first) for account, first in zip(accounts, offset, strict=False) if len(account.exposed)]
+def _exposed_of(job: Job, tables: Sequence[pd.DataFrame], ranks: Sequence[int], offset: Array) -> list[pd.DataFrame]:
+    """Return the parts of some ranks' time, of which `offset` are the first rows among the communications."""
+    owned = [own for own in zip(tables, ranks, offset.tolist(), strict=True) if len(own[0])]
     if not owned:
         return []
     pieces = pd.DataFrame(
         {
-            "rank": np.repeat(
-                np.array([own.rank for own, _ in owned], np.int32), [len(own.exposed) for own, _ in owned]
-            ),
-            "row": np.concatenate([own.exposed["communication"].to_numpy() + first for own, first in owned]),
+            "rank": np.repeat(np.array([rank for _, rank, _ in owned], np.int32), [len(own) for own, _, _ in owned]),
+            "row": np.concatenate([own["communication"].to_numpy() + first for own, _, first in owned]),
             **{
-                name: np.concatenate([own.exposed[name].to_numpy() for own, _ in owned])
+                name: np.concatenate([own[name].to_numpy() for own, _, _ in owned])
                 for name in ("step", "start_ns", "end_ns", "trailing")
             },
         },
@@ -303,25 +323,27 @@ def _joined(parts: list[pd.DataFrame]) -> pd.DataFrame:
     return table
 
 
-def _part(pieces: pd.DataFrame, leaf: Array | Leaf, begin: Array, end: Array) -> pd.DataFrame:
+def _part(pieces: pd.DataFrame, leaf: Array | Leaf, begin: Integers, end: Integers) -> pd.DataFrame:
     ns = end - begin
     kept = np.flatnonzero(ns)
-    code = np.full(len(kept), int(leaf), np.int16) if isinstance(leaf, Leaf) else leaf[kept].astype(np.int16)
+    code = np.full(len(kept), int(leaf), np.int8) if isinstance(leaf, Leaf) else leaf[kept].astype(np.int8)
     columns = {name: pieces[name].to_numpy()[kept] for name in ("rank", "step", "row", "start_ns")}
-    return pd.DataFrame({**columns, "from_ns": begin[kept], "leaf": code, "ns": ns[kept]}, copy=False)
+    return pd.DataFrame({**columns, "from_ns": begin[kept], "leaf": code, "ns": small(ns[kept])}, copy=False)
 
 
 def _pipeline_parts(pieces: pd.DataFrame, communications: pd.DataFrame) -> list[pd.DataFrame]:
     """Return the point-to-point time of a pipeline: undivided, but for sends while no receive is pending."""
     sending = (communications["direction"] == "send").to_numpy()[pieces["row"].to_numpy()]
     parts = [_length(pieces[~sending], Leaf.UNDIVIDED)]
-    for rank, own in pieces[sending].groupby("rank"):
-        mine = (communications["rank"] == rank) & (communications["kind"] == "send_recv")
-        waiting = communications[mine & (communications["direction"] != "send")]
-        pending = union(waiting["start_ns"].to_numpy(), waiting["end_ns"].to_numpy())
-        span = Intervals(own["start_ns"].to_numpy(dtype=np.int64), own["end_ns"].to_numpy(dtype=np.int64))
+    own = communications[communications["rank"].isin(pieces["rank"].unique())]
+    receiving = own.loc[(own["kind"] == "send_recv") & (own["direction"] != "send"), ["rank", "start_ns", "end_ns"]]
+    waiting = dict(iter(receiving.groupby("rank")))
+    for rank, sent in pieces[sending].groupby("rank"):
+        held = waiting.get(rank, receiving.iloc[:0])
+        pending = union(held["start_ns"].to_numpy(), held["end_ns"].to_numpy())
+        span = Intervals(sent["start_ns"].to_numpy(dtype=np.int64), sent["end_ns"].to_numpy(dtype=np.int64))
         for common, leaf in ((cross(span, pending), Leaf.UNDIVIDED), (outside(span, pending), Leaf.PP)):
-            parts.append(_part(own.iloc[common.left], leaf, common.start, common.end))
+            parts.append(_part(sent.iloc[common.left], leaf, common.start, common.end))
     return parts
 
 
@@ -361,9 +383,8 @@ def _collective_parts(job: Job, pieces: pd.DataFrame) -> list[pd.DataFrame]:
 
 def _recorded_from(job: Job, row: Array) -> Array:
     """Return when the awaited rank's recording began, on the clock of each row's rank."""
-    first = by_rank({account.rank: account.first_ns for account in job.accounts}, np.int64)
     awaited = job.arrivals.awaited_rank[row]
-    begun = first[awaited]
+    begun = _begun(job)[awaited]
     rank = job.communications["rank"].to_numpy()[row]
     own = begun - job.clock.offsets(awaited, begun) + job.clock.offsets(rank, begun)
     return np.where(job.arrivals.by_duration[row], np.iinfo(np.int64).min, own)

@@ -88,8 +88,11 @@ def in_bucket(leaves: npt.ArrayLike, bucket: Bucket) -> npt.NDArray[np.bool_]:
     >>> in_bucket([Leaf.JITTER, Leaf.TP], Bucket.STRAGGLER).tolist()
     [True, False]
     """
-    number = np.minimum(np.asarray(leaves, np.int64) // 10, len(BUCKETS) - 1)
-    return np.asarray(number == BUCKETS.index(bucket))
+    code, number = np.asarray(leaves), BUCKETS.index(bucket)
+    inside = code >= 10 * number
+    if number + 1 < len(BUCKETS):
+        inside &= code < 10 * (number + 1)
+    return np.asarray(inside, np.bool_)
 
 
 FAMILIES = (

@@ -24,9 +24,10 @@ from traceaudit.norms.training_log import TrainingLog
 from traceaudit.norms.watch import watch
 from traceaudit.ranks.align import align, hosts
 from traceaudit.ranks.arrivals import arrivals
-from traceaudit.ranks.collectives import gather, layout, sharing
+from traceaudit.ranks.collectives import FOR_MATCHING, gather, layout
 from traceaudit.ranks.instances import give_back
 from traceaudit.ranks.matching import match
+from traceaudit.ranks.owned import Owned, without_owned
 from traceaudit.ranks.peers import compare
 from traceaudit.ranks.setting import degrees, versions
 from traceaudit.reading.beside import logs, models
@@ -155,14 +156,17 @@ def _attributed(
     world_size, sized = _world_size(accounts, run)
     plan = layout(accounts, world_size, run.degrees())
     communications = gather(present, world_size, plan, hosts(present)[0])
-    accounts[:] = sharing(accounts, communications)  # in place: whoever holds the list would keep them twice
+    owned = Owned.of(present)
+    accounts[:] = without_owned(accounts)  # in place: whoever holds the list would keep them twice
     present = [own for own in accounts if own.steps is not None]
     give_back()
     matching = match(communications)
     arrived, clock = arrivals(communications, matching, align(present, communications, matching))
+    communications = communications.drop(columns=[*FOR_MATCHING], errors="ignore")
+    give_back()
     table, left_out, notes = windows(present)
     peers = compare(present, table, plan.stage)
-    job = Job(present, communications, matching, arrived, clock, plan, peers)
+    job = Job(present, communications, matching, arrived, clock, plan, peers, owned)
     model = numerator(run, world_size)
     rate, reason = peak(run, present, asked=model is not None and not on_host)
     reason = "there is no table of peaks for CPUs; pass --peak-tflops X" if on_host and rate is None else reason
@@ -172,7 +176,8 @@ def _attributed(
     split = split_compute(present, table, rate, reason, model, world_size, peers.excess)
     attribution = attribute(job, table, split)
     warnings = [*([ON_HOST] if on_host else []), *warnings, *notes, *sized, *split.warnings]
-    quality = _quality(accounts, skipped, warnings, marked, left_out, world_size)
+    assumed = world_size > 1 and len(communications) > 0 and bool(communications["assumed"].any())
+    quality = _quality(accounts, skipped, warnings, marked, left_out, assumed=assumed)
     found = result(
         source=source,
         accounts=accounts,
@@ -226,14 +231,18 @@ def _inventory(
 
 
 def _devices(accounts: list[RankAccount]) -> tuple[list[RankAccount], bool]:
-    """Return the accounts, and whether operators of the CPU stand for the devices: only where no rank has GPU rows."""
+    """Return the accounts, and whether operators of the CPU stand for the devices: only where no rank has GPU rows.
+
+    The list is changed in place: whoever holds it would keep what is given up later.
+    """
     with_gpu = any(own.steps is not None and not own.on_host for own in accounts)
     if not with_gpu:
         return accounts, any(own.on_host for own in accounts)
-    return [
+    accounts[:] = [
         without_gpu(own.origin, own.losses, own.events, own.first_ns, own.last_ns) if own.on_host else own
         for own in accounts
-    ], False
+    ]
+    return accounts, False
 
 
 def _slicer(job: Job, attribution: Attribution, split: Split, tasks: Mapping[Path, Task]) -> Slicer:
@@ -306,9 +315,10 @@ def _quality(
     warnings: list[str],
     marked: set[str],
     left_out: list[tuple[int | None, int, str]],
-    world_size: int,
+    *,
+    assumed: bool,
 ) -> dict[str, Any]:
-    """Return what was missing, dropped, repaired or guessed."""
+    """Return what was missing, dropped, repaired or guessed; `assumed` are the members of some communications."""
     notes = [*warnings]
     missing = []
     present = [own for own in accounts if own.steps is not None]
@@ -328,7 +338,7 @@ def _quality(
         notes.append("Python stacks were recorded, which inflates host gaps")
     if sum(own.other_devices for own in present):
         notes.append("activity on other devices than each rank's own was left out")
-    if any(own.communications["assumed"].any() for own in present if len(own.communications)) and world_size > 1:
+    if assumed:
         notes.append("communications without recorded process group are taken to span all ranks")
     torn = [own.origin.file.name for own in accounts if own.losses.torn]
     notes += [f"{name}: the file is cut short; its complete events were used" for name in torn]

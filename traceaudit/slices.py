@@ -143,6 +143,7 @@ def exposed_slices(rank: int, attribution: Attribution, windows: pd.DataFrame) -
     own = table[(table["rank"] == rank).to_numpy() & table["step"].isin(windows["step"]).to_numpy()]
     own = own.sort_values(["from_ns", "leaf"], kind="stable")
     begun, ns = (own[name].to_numpy(dtype=np.int64) for name in ("from_ns", "ns"))
+    begun = begun + attribution.begun_ns[rank]
     before = np.cumsum(ns) - ns
     head = np.concatenate(([True], begun[1:] != begun[:-1])) if len(begun) else np.empty(0, np.bool_)
     start = begun + before - before[head][np.cumsum(head) - 1]

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,13 @@ import pandas as pd
 
 from traceaudit.attribute import Attribution, Job
 from traceaudit.findings.finding import MOST_EVIDENCE, Evidence
+from traceaudit.intervals import Array
 from traceaudit.leaves import Leaf
 from traceaudit.mfu.hardware import Gpu, find, gpus
 from traceaudit.ranks.collectives import group_label
+from traceaudit.ranks.elapsed import by_row
+from traceaudit.ranks.instances import summed
+from traceaudit.ranks.links import in_windows
 from traceaudit.report.formats import call_title, clean, duration, percent, quantity
 
 BACKWARD_KERNEL = re.compile(r"bwd|backward|dgrad|wgrad|multi_tensor_apply|adam", re.I)
@@ -46,32 +51,62 @@ def witness(job: Job, attribution: Attribution, gaps: pd.DataFrame) -> Witness:
     if not len(table):
         none = pd.DataFrame(columns=["rank", "step", "leaf", "kind", "ns", "start_ns", "end_ns", "stream", "bytes"])
         return Witness(ledger, gaps, none.assign(group=""), pd.DataFrame(columns=["leaf", "kind", "ns"]))
-    owned = attribution.exposed.groupby(["row", "leaf"], as_index=False).agg(ns=("ns", "sum"), step=("step", "first"))
-    rows = owned["row"].to_numpy(dtype=np.int64)
-    owned = owned.assign(kind=table["kind"].to_numpy(dtype=object)[rows])
-    owned = owned.sort_values(["ns", "row"], ascending=[False, True], kind="stable")
-    owned = owned.groupby(["leaf", "kind"], sort=False).head(MOST_EVIDENCE)
+    owned = _owning_most(table, attribution.exposed)
     rows = owned["row"].to_numpy(dtype=np.int64)
     columns = {name: table[name].to_numpy()[rows] for name in ("rank", "start_ns", "end_ns", "stream", "bytes")}
+    chosen = table.iloc[rows]
     groups = [
         group_label(str(description), members, assumed=bool(assumed))
         for description, members, assumed in zip(
-            *(table[name].to_numpy(dtype=object)[rows] for name in ("group_description", "members", "assumed")),
-            strict=True,
+            *(chosen[name].to_numpy(dtype=object) for name in ("group_description", "members", "assumed")), strict=True
         )
     ]
     return Witness(ledger, gaps, owned.assign(**columns, group=groups), _carried(job, attribution))
 
 
+def _owning_most(table: pd.DataFrame, exposed: pd.DataFrame) -> pd.DataFrame:
+    """Return ``row, leaf, ns, step, kind`` of the communications that own the most of each leaf, by kind.
+
+    A leaf at a time, so that what is summed up by communication is in memory once.
+    """
+    kinds = table["kind"].cat.codes.to_numpy()
+    leaf, row = (exposed[name].to_numpy() for name in ("leaf", "row"))
+    found = []
+    for code in np.unique(leaf).tolist():
+        own = np.flatnonzero(leaf == code)
+        ns = by_row(row[own], exposed["ns"].to_numpy()[own], len(table))
+        owns = np.zeros(len(table), np.bool_)
+        owns[row[own]] = True
+        owning = np.flatnonzero(owns)
+        for kind in np.unique(kinds[owning]).tolist():
+            most = owning[kinds[owning] == kind]
+            most = most[_largest(ns[most])]
+            first = [int(own[np.argmax(row[own] == one)]) for one in most]
+            step = exposed["step"].to_numpy()[first]
+            found.append(pd.DataFrame({"row": most, "leaf": code, "ns": ns[most], "step": step, "kind": kind}))
+    none = pd.DataFrame({name: np.empty(0, np.int64) for name in ("row", "leaf", "ns", "step", "kind")})
+    owned = pd.concat(found, ignore_index=True) if found else none
+    owned = owned.sort_values(["ns", "row", "leaf"], ascending=[False, True, True], kind="stable")
+    return owned.assign(kind=table["kind"].cat.categories.to_numpy(dtype=object)[owned["kind"].to_numpy()])
+
+
+def _largest(values: Array) -> Array:
+    """Return where the largest values stand, the first of equal ones first; `MOST_EVIDENCE` at most."""
+    least = np.partition(values, -min(MOST_EVIDENCE, len(values)))[-min(MOST_EVIDENCE, len(values))]
+    large = np.flatnonzero(values >= least)
+    return np.asarray(large[np.argsort(-values[large], kind="stable")][:MOST_EVIDENCE])
+
+
 def _carried(job: Job, attribution: Attribution) -> pd.DataFrame:
     table = job.communications
-    span = attribution.windows.groupby("rank").agg(low=("start_ns", "min"), high=("end_ns", "max"))
-    span = span.reindex(table["rank"].to_numpy())
-    low, high = span["low"].to_numpy(), span["high"].to_numpy()
-    start, end = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
-    frame = pd.DataFrame({"leaf": table["leaf"], "kind": table["kind"].astype(str), "count": 1, "ns": end - start})
-    inside = (end > low) & (start < high)
-    return frame[inside].groupby(["leaf", "kind"], as_index=False)[["count", "ns"]].sum()
+    inside = in_windows(table, attribution.windows)
+    ns = np.where(inside, (table["end_ns"] - table["start_ns"]).to_numpy(), 0)
+    frame = pd.DataFrame(
+        {"leaf": table["leaf"].to_numpy(), "kind": table["kind"].array, "count": inside, "ns": ns}, copy=False
+    )
+    sums = summed(frame, ["leaf", "kind"], ("count", "ns"))
+    sums = sums[sums["count"] > 0].reset_index(drop=True)
+    return sums.assign(kind=sums["kind"].astype(str))
 
 
 @dataclass(frozen=True)
@@ -107,6 +142,15 @@ class Seen:
         """The row of the peak table for the job's GPU, which has either the table's name or that of the traces."""
         name = str((self.result["model"].get("peak") or {}).get("gpu") or self.result["job"].get("gpu") or "")
         return next((gpu for gpu in gpus() if gpu.name == name), None) or find(name)
+
+    @cached_property
+    def _ns_by_rank(self) -> dict[tuple[int, int], int]:
+        sums = self.witness.ledger.groupby(["rank", "leaf"], as_index=False)[["ns"]].sum()
+        return {(rank, leaf): ns for rank, leaf, ns in zip(*(sums[name].tolist() for name in sums), strict=True)}
+
+    def leaf_ns_of(self, rank: int, leaf: Leaf) -> int:
+        """Return a rank's time in a leaf."""
+        return self._ns_by_rank.get((rank, int(leaf)), 0)
 
     def leaf_ns(self, leaf: Leaf) -> int:
         """Return the job's time in a leaf."""

@@ -179,18 +179,17 @@ def _waits(ns: int, first: Leaf, room: Mapping[Leaf, int]) -> dict[Leaf, int]:
 
 def _own(cause: str, leaf: Leaf | None, entries: Sequence[Entry], seen: Seen) -> Iterator[tuple[Leaf, int]]:
     """Yield what the culprits themselves lost, capped by what their own steps have of the leaf."""
-    ledger = seen.witness.ledger
     for entry in entries:
-        mine = ledger[ledger["rank"] == entry["rank"]].groupby("leaf")["ns"].sum()
+        rank = int(entry["rank"])
         if cause == "slow_gpu":
-            yield Leaf.SLOW_GPU, int(mine.get(int(Leaf.SLOW_GPU), 0))
+            yield Leaf.SLOW_GPU, seen.leaf_ns_of(rank, Leaf.SLOW_GPU)
         elif cause == "host_pause" and leaf is not None:
-            yield leaf, min(int(entry["own_ns"]), int(mine.get(int(leaf), 0)))
+            yield leaf, min(int(entry["own_ns"]), seen.leaf_ns_of(rank, leaf))
         elif cause == "slow_link":
             dims = {link_leaf(link["group"], link["kind"], seen) for link in entry["evidence"].get("links", ())}
             for dim in dims - {None}:
                 if dim is not None:
-                    yield dim, min(int(entry["own_ns"]) // len(dims), int(mine.get(int(dim), 0)))
+                    yield dim, min(int(entry["own_ns"]) // len(dims), seen.leaf_ns_of(rank, dim))
 
 
 def _heavy_stage(

@@ -5,20 +5,20 @@ since, class by class. B's excess over A, scaled to the wait, is the cost of tha
 handed on to whoever made B wait. (Delay costs: Böhme et al., ACM TOPC 3(2), 2016.) Costs add up to the waits exactly.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from traceaudit.account import RankAccount
 from traceaudit.intervals import Array
 from traceaudit.leaves import Bucket, Leaf, in_bucket
 from traceaudit.ranks.arrivals import Arrivals
 from traceaudit.ranks.elapsed import PIPELINE, TRANSFER, Elapsed, by_row
-from traceaudit.ranks.instances import Instances, Integers, sliced, small
+from traceaudit.ranks.instances import Instances, Integers, give_back, sliced, small
 from traceaudit.ranks.matching import Matching
+from traceaudit.ranks.owned import Owned
 from traceaudit.ranks.peers import Peers
 from traceaudit.ranks.synchronisations import Synchronisations
 
@@ -46,7 +46,7 @@ class Blame:
 
 
 def blame(
-    accounts: Sequence[RankAccount],
+    owned: Owned,
     table: pd.DataFrame,
     matching: Matching,
     arrivals: Arrivals,
@@ -56,23 +56,24 @@ def blame(
     """Follow the waits to their origins.
 
     Args:
-        accounts: of the ranks with GPU activity, in the order of `table`.
+        owned: tables of the ranks, in the order of `table`.
         table: communications of all ranks (`traceaudit.ranks.collectives.gather`).
         matching: of its rows.
         arrivals: of its rows.
         exposed: ``row, leaf, ns`` of the time owned by communications.
         peers: tells slow kernels from more work.
     """
-    rows, leaf, ns = (exposed[name].to_numpy() for name in ("row", "leaf", "ns"))
-    late = leaf == Leaf.LATE_RANK
-    wait = by_row(rows[late], ns[late], len(table))
+    wait = small(by_row(*_owned_by(exposed, exposed["leaf"].to_numpy() == Leaf.LATE_RANK), len(table)))
     shares = np.zeros((len(table), len(WAIT_LEAVES)))
     if not wait.any():
         return Blame(shares, pd.DataFrame({"rank": [], "cls": [], "ns": []}).astype(np.int64))
-    carried, piped = in_bucket(leaf, Bucket.EXPOSED_COMM), leaf == Leaf.UNDIVIDED
-    spent = {TRANSFER: (rows[carried], ns[carried]), PIPELINE: (rows[piped], ns[piped])}
-    elapsed = Elapsed(accounts, table, spent)
+    spent = {
+        TRANSFER: _owned_by(exposed, in_bucket(exposed["leaf"], Bucket.EXPOSED_COMM)),
+        PIPELINE: _owned_by(exposed, exposed["leaf"].to_numpy() == Leaf.UNDIVIDED),
+    }
+    elapsed = Elapsed(owned, table, spent)
     delays = _Delays(table, matching, arrivals, wait)
+    give_back()
     mixture = _mixtures(peers, int(table["rank"].max()) + 1)
     for cls in elapsed.classes:
         delays.add(cls, elapsed.of(cls), mixture, shares)
@@ -83,6 +84,11 @@ def blame(
     return Blame(shares, _whole(costs, int(wait.sum())))
 
 
+def _owned_by(exposed: pd.DataFrame, chosen: npt.NDArray[np.bool_]) -> tuple[Integers, Integers]:
+    """Return the rows and the lengths of some of the exposed time."""
+    return exposed["row"].to_numpy()[chosen], exposed["ns"].to_numpy()[chosen]
+
+
 class _Delays:
     """The instances with waits, each with the rank that came last, and what delayed that one.
 
@@ -90,7 +96,7 @@ class _Delays:
         culprit: the rank that came last, by delay.
     """
 
-    def __init__(self, table: pd.DataFrame, matching: Matching, arrivals: Arrivals, wait: Array) -> None:
+    def __init__(self, table: pd.DataFrame, matching: Matching, arrivals: Arrivals, wait: Integers) -> None:
         self._rank = table["rank"].to_numpy()
         self._wait = wait
         self._total = np.zeros(len(wait))  # excess and inherited waits, by waiting row
@@ -230,9 +236,13 @@ class _Delays:
         return rate, np.maximum(wait - rate * total, 0.0)
 
     def _by_level(self) -> list[npt.NDArray[np.intp]]:
-        """Return delays that do not depend on one another, those that others depend on first."""
+        """Return delays that do not depend on one another, those that others depend on first; about `ROWS` at most."""
         order = np.lexsort((self._turn, self._level))
-        return np.split(order, np.flatnonzero(np.diff(self._level[order])) + 1)
+        parts = []
+        for level in np.split(order, np.flatnonzero(np.diff(self._level[order])) + 1):
+            piece = np.cumsum(self._size[level]) // ROWS
+            parts += np.split(level, np.flatnonzero(np.diff(piece)) + 1)
+        return parts
 
     def _rows_of(self, delays: npt.NDArray[np.intp]) -> tuple[Integers, npt.NDArray[np.intp]]:
         """Return the waiting rows of delays, and for each which of the delays it is of."""

@@ -115,13 +115,14 @@ def _work(
     if not plan.chains:
         return pd.DataFrame(), "no process group, declared degree or pair of partners tells the stages"
     frames = []
+    spent = dict(iter(pieces.groupby("rank")))
     seat = {rank: (number, stage) for number, chain in enumerate(plan.chains) for stage, rank in enumerate(chain)}
     for account in accounts:
         if account.rank in seat and len(account.schedule):
             chain, stage = seat[account.rank]
             own = account.schedule.assign(rank=account.rank, chain=chain, seat=stage)
             own = own.assign(stage=np.where(own["stage"] >= 0, own["stage"], stage))
-            frames.append(_with_communication(own, pieces[pieces["rank"] == account.rank]))
+            frames.append(_with_communication(own, spent.get(account.rank, pieces.iloc[:0])))
     if not frames:
         return pd.DataFrame(), "no forward and backward work was recognised"
     work = pd.concat(frames, ignore_index=True).merge(windows[["rank", "step"]], on=["rank", "step"])
@@ -177,9 +178,10 @@ def _latencies(work: pd.DataFrame, communications: pd.DataFrame, arrivals: Arriv
     start, end = (communications[name].to_numpy(dtype=np.int64) for name in ("start_ns", "end_ns"))
     transfer = end - np.maximum(arrivals.awaited_ns, start)
     ranks = communications["rank"].to_numpy()
+    received = np.flatnonzero(receiving)
+    received = received[np.lexsort((end[received], ranks[received]))]
     for rank, own in work[work["kind"] != "C"].groupby("rank"):
-        rows = np.flatnonzero(receiving & (ranks == rank))
-        rows = rows[np.argsort(end[rows], kind="stable")]
+        rows = received[slice(*np.searchsorted(ranks[received], np.asarray(rank) + np.arange(2)))]
         begin = own["start_ns"].to_numpy(dtype=np.int64)
         slot = np.searchsorted(end[rows], begin, side="right") - 1
         before = np.concatenate(([np.iinfo(np.int64).min], own["end_ns"].to_numpy(dtype=np.int64)[:-1]))

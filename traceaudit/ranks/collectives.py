@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,14 @@ DIMENSIONS: tuple[tuple[re.Pattern[str], Leaf], ...] = tuple(
         (r"tensor|(?:^|_)tp(?:$|_)", Leaf.TP),
     )
 )
+FOR_MATCHING = (
+    "group_size",
+    "seq",
+    "source_rank",
+    "destination_rank",
+    "root",
+    "host",
+)  # columns of no use once matched
 PIPELINE = re.compile(r"pipeline|(?:^|_)pp(?:$|_)", re.IGNORECASE)
 
 
@@ -90,7 +98,7 @@ def _by_partners(accounts: Sequence[RankAccount]) -> set[tuple[int, ...]]:
     sends_first: set[int] = set()
     for account in accounts:
         own = account.communications
-        if account.steps is None or not len(own):
+        if account.steps is None or not len(own) or not own["direction"].cat.categories.isin(("send", "recv")).any():
             continue
         directed = own[own["direction"].isin(("send", "recv"))]
         if not len(directed):
@@ -191,19 +199,6 @@ def _grouped(columns: Sequence["pd.Series[Any]"]) -> tuple[Integers, list[Ranks 
     codes, old = renumbered(np.concatenate(parts), len(numbers))
     distinct = list(numbers)
     return codes, [distinct[number] for number in old]
-
-
-def sharing(accounts: Sequence[RankAccount], table: pd.DataFrame) -> list[RankAccount]:
-    """Return accounts whose communications are slices of the table of all, so that they are in memory once."""
-    result, first = [], 0
-    for account in accounts:
-        if account.steps is not None and len(account.communications):
-            last = first + len(account.communications)
-            result.append(replace(account, communications=table.iloc[first:last]))
-            first = last
-        else:
-            result.append(account)
-    return result
 
 
 def _by_distinct(codes: Sequence[npt.NDArray[Any]], function: Callable[[int], object]) -> npt.NDArray[np.generic]:

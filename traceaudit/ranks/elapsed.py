@@ -1,15 +1,16 @@
 """How much time of each class every rank had spent when it began and when it left each communication."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from traceaudit.account import CLASSES, RankAccount
+from traceaudit.account import CLASSES
 from traceaudit.intervals import Array
 from traceaudit.leaves import Leaf
-from traceaudit.ranks.instances import Integers, small
+from traceaudit.ranks.instances import ROWS, Integers, give_back, small
+from traceaudit.ranks.owned import Owned
 
 TRANSFER, PIPELINE = Leaf.SLOW_LINK, Leaf.UNDIVIDED  # classes of exposed communication beside `CLASSES`
 
@@ -21,17 +22,22 @@ class Elapsed:
         classes: those that occur on some rank, and those of exposed communication.
     """
 
-    def __init__(
-        self, accounts: Sequence[RankAccount], table: pd.DataFrame, exposed: dict[Leaf, tuple[Integers, Array]]
-    ) -> None:
-        """Take the accounts in the order of the table, and rows and lengths of exposed communication by class."""
-        owned = [own.progress for own in accounts]
-        offset = 2 * np.cumsum([0, *(len(own.communications) for own in accounts)])
-        self._place = small(
-            _joined([own["place"].to_numpy() + first for own, first in zip(owned, offset, strict=False)])
+    def __init__(self, owned: Owned, table: pd.DataFrame, exposed: dict[Leaf, tuple[Integers, Integers]]) -> None:
+        """Sort what is summed up.
+
+        Args:
+            owned: of the accounts, in the order of the table; `progress` is cleared.
+            table: communications of all ranks.
+            exposed: rows and lengths of exposed communication by class.
+        """
+        progress, offset = owned.progress, (2 * (np.cumsum(owned.counts) - owned.counts)).tolist()
+        self._place = _joined(
+            [small(own["place"].to_numpy(dtype=np.int64) + first) for own, first in zip(progress, offset, strict=True)]
         )
-        self._cls = _joined([own["cls"].to_numpy() for own in owned])
-        self._ns = _joined([own["ns"].to_numpy() for own in owned])
+        self._cls = _joined([own["cls"].to_numpy() for own in progress])
+        self._ns = _joined([small(own["ns"].to_numpy()) for own in progress])
+        progress.clear()
+        give_back()
         self._exposed = exposed
         occurring = set(np.unique(self._cls).tolist())
         self.classes = (*(cls for cls in CLASSES if cls in occurring), TRANSFER, PIPELINE)
@@ -47,21 +53,39 @@ class Elapsed:
         return self._of_exposed(*self._exposed[cls]) if cls in self._exposed else self._of_progress(cls)
 
     def _of_progress(self, cls: Leaf) -> tuple[Array, Array]:
-        own = self._cls == cls
-        through = np.zeros(len(self._order), np.int64)
-        through[self._place[own]] = self._ns[own]
-        self._sum(through, 2 * self._begun)
-        edges = np.empty(len(through), np.int64)
-        edges[self._order] = through
+        own = np.flatnonzero(self._cls == cls)
+        place = self._place[own]  # ascending: of one rank after the other, each by time
+        edges = np.empty(len(self._order), np.int64)
+        for begin, end in self._stretches():
+            first, last = np.searchsorted(place, (2 * begin, 2 * end))
+            through = np.zeros(2 * (end - begin), np.int64)
+            through[place[first:last] - 2 * begin] = self._ns[own[first:last]]
+            self._sum(through, 2 * self._within(begin, end))
+            edges[self._order[2 * begin : 2 * end]] = through
         return edges[0::2], edges[1::2]
 
-    def _of_exposed(self, rows: Integers, ns: Array) -> tuple[Array, Array]:
+    def _of_exposed(self, rows: Integers, ns: Integers) -> tuple[Array, Array]:
         value = by_row(rows, ns, len(self._rows))
-        through = value[self._rows]
-        self._sum(through, self._begun)
         after = np.empty(len(value), np.int64)
-        after[self._rows] = through
+        for begin, end in self._stretches():
+            rows = self._rows[begin:end]
+            through = value[rows]
+            self._sum(through, self._within(begin, end))
+            after[rows] = through
         return after - value, after
+
+    def _stretches(self) -> Iterator[tuple[int, int]]:
+        """Yield the rows of a few whole ranks at a time, so that what is summed up fills little memory."""
+        begin = 0
+        for end in [*self._begun[1:].tolist(), len(self._rows)]:
+            if end - begin >= ROWS or end == len(self._rows):
+                yield begin, end
+                begin = end
+
+    def _within(self, begin: int, end: int) -> npt.NDArray[np.intp]:
+        """Return where ranks begin in a stretch."""
+        first, last = np.searchsorted(self._begun, (begin, end))
+        return self._begun[first:last] - begin
 
     def _sum(self, values: Array, begun: npt.NDArray[np.intp]) -> None:
         """Sum up in place, anew for each rank."""
@@ -70,7 +94,7 @@ class Elapsed:
         values -= np.repeat(before, np.diff(np.append(begun, len(values))))
 
 
-def by_row(rows: Integers, ns: Array, size: int) -> Array:
+def by_row(rows: Integers, ns: Integers, size: int) -> Array:
     """Return the sum of each row."""
     result = np.zeros(size, np.int64)
     np.add.at(result, rows, ns)

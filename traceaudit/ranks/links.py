@@ -83,12 +83,7 @@ def totals(
     """
     if not len(table):
         return pd.DataFrame()
-    rank = table["rank"].to_numpy()
-    span = windows.groupby("rank").agg(low=("start_ns", "min"), high=("end_ns", "max"))
-    low, high = (by_rank(dict(zip(span.index, span[name], strict=True)), np.int64) for name in ("low", "high"))
-    known = rank < len(low)
-    rank = np.where(known, rank, 0)
-    inside = known & (table["end_ns"].to_numpy() > low[rank]) & (table["start_ns"].to_numpy() < high[rank])
+    inside = in_windows(table, windows)
     row = exposed["row"].to_numpy()
     waiting = in_bucket(exposed["leaf"], Bucket.STRAGGLER) | (exposed["leaf"] == Leaf.TRACE_CUT).to_numpy()
     waiting |= (exposed["leaf"] == Leaf.UNDIVIDED).to_numpy() & ~table["pipeline"].to_numpy(dtype=np.bool_)[row]
@@ -122,6 +117,16 @@ def totals(
     return _with_bandwidth(sums, carried, labelled).sort_values(
         "exposed_ns", ascending=False, kind="stable", ignore_index=True
     )
+
+
+def in_windows(table: pd.DataFrame, windows: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Tell which communications ran, at least in part, between the first and the last window of their rank."""
+    rank = table["rank"].to_numpy()
+    span = windows.groupby("rank").agg(low=("start_ns", "min"), high=("end_ns", "max"))
+    low, high = (by_rank(dict(zip(span.index, span[name], strict=True)), np.int64) for name in ("low", "high"))
+    known = rank < len(low)
+    rank = np.where(known, rank, 0)
+    return np.asarray(known & (table["end_ns"].to_numpy() > low[rank]) & (table["start_ns"].to_numpy() < high[rank]))
 
 
 def _labels(table: pd.DataFrame) -> tuple[pd.Categorical, dict[tuple[int, ...], str]]:

@@ -1,7 +1,8 @@
 """The ranks that made others wait, by what it cost, with causes and evidence (attribution rule 5)."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,12 @@ from traceaudit.leaves import Bucket, Leaf, in_bucket
 from traceaudit.ranks.collectives import group_label
 from traceaudit.ranks.instances import summed
 from traceaudit.ranks.links import SlowLink, slow_links
+from traceaudit.ranks.members import coded
 from traceaudit.ranks.peers import Peers
-from traceaudit.ranks.where import worst_place
+from traceaudit.ranks.where import Places
 
 SHOWN_LINKS = 3
+PLACED = 50  # of the most expensive culprits, those that are looked for in the traces
 EXPLAINED = 0.2  # share of the waits for a rank's compute that its slower kernels or its further work must amount to
 
 
@@ -30,7 +33,7 @@ class Culprit:
         caused_ns: waits of other ranks.
         own_ns: the rank's own excess or pause over its peers; 0 where there is none to name.
         evidence: kernels with their ratios, the host's leaf, or the link.
-        where: its worst instance (`traceaudit.ranks.where`); None where it cannot be placed.
+        where: its worst instance (`traceaudit.ranks.where`); None where it cannot be placed, and beyond `PLACED`.
     """
 
     rank: int
@@ -43,52 +46,98 @@ class Culprit:
 
 def culprits(job: Job, attribution: Attribution) -> list[Culprit]:
     """Return who caused the waits for late ranks, the most expensive first; the costs add up to the waits."""
+    known = _Known(job, attribution)
     costs = attribution.blame.costs
-    links = slow_links(attribution.carried)
     groups: dict[tuple[int, str], dict[Leaf, int]] = {}
     computed = costs[costs["cls"].isin((Leaf.NOT_SPLIT, Leaf.KERNELS))].groupby("rank")["ns"].sum()
     waiting = max(len(job.accounts) - 1, 1)
     per_rank = {int(rank): int(ns) / waiting for rank, ns in zip(computed.index.to_numpy(), computed, strict=True)}
     for number, cls, ns in zip(costs["rank"], costs["cls"], costs["ns"], strict=True):
-        rank, leaf = _origin(int(number), Leaf(int(cls)), job)
-        leaf = _longest_pause(rank, attribution) if leaf == Leaf.HOST_CAUSED else leaf
+        rank, leaf = _origin(int(number), Leaf(int(cls)), known)
+        leaf = known.longest_pause(rank) if leaf == Leaf.HOST_CAUSED else leaf
         by_leaf = groups.setdefault((rank, _cause(rank, leaf, job.peers, per_rank.get(rank, 0.0))), {})
         by_leaf[leaf] = by_leaf.get(leaf, 0) + int(ns)
     found = [
-        _culprit(rank, cause, by_leaf, job, attribution, links)
-        for (rank, cause), by_leaf in groups.items()
-        if any(by_leaf.values())
+        _culprit(rank, cause, by_leaf, known) for (rank, cause), by_leaf in groups.items() if any(by_leaf.values())
     ]
-    return sorted(found, key=lambda culprit: (-culprit.caused_ns, culprit.rank, culprit.cause))
+    found.sort(key=lambda culprit: (-culprit.caused_ns, culprit.rank, culprit.cause))
+    places = Places(job, attribution)
+    placed = [
+        replace(one, where=places.worst(one.rank, one.cause, one.evidence, known.links.get(one.rank, ())))
+        for one in found[:PLACED]
+    ]
+    return placed + found[PLACED:]
 
 
-def _origin(rank: int, cls: Leaf, job: Job) -> tuple[int, Leaf]:
+class _Known:
+    """What is asked about one rank after the other, worked out for all of them at once."""
+
+    def __init__(self, job: Job, attribution: Attribution) -> None:
+        self.peers = job.peers
+        self._job = job
+        self._attribution = attribution
+
+    @cached_property
+    def links(self) -> dict[int, list[SlowLink]]:
+        """The slow links that a rank is part of, the most expensive first, `SHOWN_LINKS` at most."""
+        found: dict[int, list[SlowLink]] = {}
+        for link in slow_links(self._attribution.carried):
+            for rank in link.members:
+                own = found.setdefault(rank, [])
+                if len(own) < SHOWN_LINKS:
+                    own.append(link)
+        return found
+
+    @cached_property
+    def awaited(self) -> dict[int, int]:
+        """By rank, the rank that it waited for the longest in its point-to-point communications."""
+        table, arrivals = self._job.communications, self._job.arrivals
+        rows = np.flatnonzero(table["pipeline"].to_numpy(dtype=np.bool_) & arrivals.known)
+        waited = arrivals.awaited_ns[rows] - table["start_ns"].to_numpy()[rows]
+        rank, partner = table["rank"].to_numpy()[rows], arrivals.awaited_rank[rows]
+        waits = (waited > 0) & (partner != rank)
+        frame = pd.DataFrame({"rank": rank[waits], "partner": partner[waits], "ns": waited[waits]}, copy=False)
+        sums = summed(frame, ["rank", "partner"]).sort_values(["rank", "ns"], ascending=[True, False], kind="stable")
+        first = sums.drop_duplicates("rank")
+        return dict(zip(first["rank"].tolist(), first["partner"].tolist(), strict=True))
+
+    @cached_property
+    def _beyond(self) -> dict[Leaf, dict[int, int]]:
+        """By leaf and rank, how much more the rank has than the median of the ranks, where it has any."""
+        ledger = self._attribution.ledger
+        traced = self._attribution.windows["rank"].nunique()
+        result: dict[Leaf, dict[int, int]] = {}
+        sums = ledger.groupby(["leaf", "rank"], as_index=False)[["ns"]].sum()
+        for code in sums["leaf"].unique().tolist():
+            own = sums[sums["leaf"] == code]
+            ns = own["ns"].to_numpy()
+            median = int(np.median(np.append(ns, np.zeros(traced - len(ns), np.int64))))
+            result[Leaf(code)] = dict(zip(own["rank"].tolist(), np.maximum(ns - median, 0).tolist(), strict=True))
+        return result
+
+    def beyond_peers(self, rank: int, leaf: Leaf) -> int:
+        """Return how much more of a leaf a rank has than the median of the ranks."""
+        return self._beyond.get(leaf, {}).get(rank, 0)
+
+    def longest_pause(self, rank: int) -> Leaf:
+        """Return the host's leaf that a rank has most of beyond its peers: what a pipeline waited for, if any."""
+        leaves = [leaf for leaf in Leaf if leaf.bucket == Bucket.HOST_GAP]
+        longest = max(leaves, key=lambda leaf: self.beyond_peers(rank, leaf))
+        return longest if self.beyond_peers(rank, longest) else Leaf.OTHER_HOST
+
+
+def _origin(rank: int, cls: Leaf, known: _Known) -> tuple[int, Leaf]:
     """Return whom a cost goes back to: waits in a pipeline to the rank waited for, if it was slow or had more work."""
     passed = [rank]
     while cls == Leaf.UNDIVIDED:
-        partner = _awaited_in_pipeline(passed[-1], job)
+        partner = known.awaited.get(passed[-1])
         if partner is None or partner in passed:
             break
-        work = job.peers.work.get(partner)
+        work = known.peers.work.get(partner)
         if work is not None and (work.slow_gpu or work.more_ns):
             return partner, Leaf.NOT_SPLIT
         passed.append(partner)
     return rank, cls
-
-
-def _awaited_in_pipeline(rank: int, job: Job) -> int | None:
-    """Return the rank that another waited for the longest in its point-to-point communications."""
-    table = job.communications
-    own = np.flatnonzero(
-        (table["rank"] == rank).to_numpy() & table["pipeline"].to_numpy(dtype=np.bool_) & job.arrivals.known
-    )
-    partner = job.arrivals.awaited_rank[own]
-    waits = np.maximum(job.arrivals.awaited_ns[own] - table["start_ns"].to_numpy(dtype=np.int64)[own], 0)
-    others = partner != rank
-    if not (waits[others] > 0).any():
-        return None
-    ranks, inverse = np.unique(partner[others], return_inverse=True)
-    return int(ranks[np.argmax(np.bincount(inverse, waits[others]))])
 
 
 def _cause(rank: int, cls: Leaf, peers: Peers, waited_ns: float) -> str:
@@ -114,17 +163,10 @@ def _cause(rank: int, cls: Leaf, peers: Peers, waited_ns: float) -> str:
     }.get(cls, "unknown")
 
 
-def _culprit(
-    rank: int,
-    cause: str,
-    by_leaf: dict[Leaf, int],
-    job: Job,
-    attribution: Attribution,
-    links: Sequence[SlowLink],
-) -> Culprit:
+def _culprit(rank: int, cause: str, by_leaf: Mapping[Leaf, int], known: _Known) -> Culprit:
     own = 0
     evidence: dict[str, Any] = {}
-    work = job.peers.work.get(rank)
+    work = known.peers.work.get(rank)
     if cause == "more_work" and work is not None:
         own = work.more_ns
     elif cause in ("slow_gpu", "slow_kernels") and work is not None:
@@ -133,40 +175,24 @@ def _culprit(
         evidence = {"kernels": kernels, "slower_share": work.slower_ns / max(work.compared_ns, 1)}
     elif cause == "host_pause":
         worst = max(by_leaf, key=lambda leaf: by_leaf[leaf])
-        own = _beyond_peers(rank, worst, attribution)
+        own = known.beyond_peers(rank, worst)
         evidence = {"leaf": worst.label, "caused_ns_by_leaf": {leaf.label: ns for leaf, ns in by_leaf.items()}}
     elif cause == "slow_link":
-        slow = [link for link in links if rank in link.members][:SHOWN_LINKS]
+        slow = known.links.get(rank, [])
         own = sum(link.excess_ns for link in slow)
         evidence = {
-            "links": [{"group": str(list(link.members)), "kind": link.kind, "ratio": link.ratio} for link in slow]
+            "links": [
+                {"group": group_label("", link.members, assumed=False), "kind": link.kind, "ratio": link.ratio}
+                for link in slow
+            ]
         }
-    place = worst_place(rank, cause, evidence, job, attribution)
-    return Culprit(rank, cause, sum(by_leaf.values()), own, evidence, place)
-
-
-def _longest_pause(rank: int, attribution: Attribution) -> Leaf:
-    """Return the host's leaf that a rank has most of beyond its peers: what a pipeline waited for, if anything did."""
-    leaves = [leaf for leaf in Leaf if leaf.bucket == Bucket.HOST_GAP]
-    beyond = [_beyond_peers(rank, leaf, attribution) for leaf in leaves]
-    return leaves[int(np.argmax(beyond))] if max(beyond) else Leaf.OTHER_HOST
-
-
-def _beyond_peers(rank: int, leaf: Leaf, attribution: Attribution) -> int:
-    """Return how much more of a leaf a rank has than the median of the ranks."""
-    ledger = attribution.ledger
-    ranks = sorted(int(number) for number in attribution.windows["rank"].unique())
-    sums = ledger[ledger["leaf"] == leaf].groupby("rank")["ns"].sum().reindex(ranks, fill_value=0)
-    return max(int(sums.loc[rank]) - int(np.median(sums.to_numpy())), 0)
+    return Culprit(rank, cause, sum(by_leaf.values()), own, evidence)
 
 
 def links_found(job: Job, attribution: Attribution) -> list[dict[str, Any]]:
     """Return the slow links as plain rows."""
-    described: dict[tuple[int, ...], str] = {}
     slow = slow_links(attribution.carried)
-    if slow:
-        named = job.communications[["members", "group_description"]].drop_duplicates("members", keep="last")
-        described = dict(zip(named["members"], named["group_description"], strict=True))
+    described = _descriptions(job.communications) if slow else {}
     return [
         {
             "group": group_label(str(described.get(link.members, "")), link.members, assumed=False),
@@ -178,6 +204,18 @@ def links_found(job: Job, attribution: Attribution) -> list[dict[str, Any]]:
         }
         for link in slow
     ]
+
+
+def _descriptions(table: pd.DataFrame) -> dict[tuple[int, ...], str]:
+    """Return the description of each group, the last one if it goes by several."""
+    codes, members = coded(table["members"])
+    last = np.full(len(members), -1, np.int64)
+    last[codes] = np.arange(len(codes))  # of equal codes, the last row is written last
+    return {
+        ranks: str(table["group_description"].iloc[row])
+        for ranks, row in zip(members, last.tolist(), strict=True)
+        if ranks is not None and row >= 0
+    }
 
 
 def lateness(job: Job, attribution: Attribution) -> list[dict[str, int]]:

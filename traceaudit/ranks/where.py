@@ -1,6 +1,6 @@
 """Where in a rank's file the worst instance of what made others wait is, so that it can be looked at."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,31 +8,89 @@ import pandas as pd
 
 from traceaudit.account import RankAccount
 from traceaudit.attribute import Attribution, Job
+from traceaudit.intervals import Array
 from traceaudit.leaves import Bucket, Leaf, in_bucket
+from traceaudit.ranks.instances import ROWS
+from traceaudit.ranks.links import SlowLink
+from traceaudit.ranks.members import coded
 
 Place = dict[str, Any]
 
 
-def worst_place(rank: int, cause: str, evidence: Mapping[str, Any], job: Job, attribution: Attribution) -> Place | None:
-    """Return the place of a culprit's worst instance; None where nothing of it has one.
+class Places:
+    """Finds the worst instances of culprits; what concerns all ranks is looked up once."""
 
-    Keys: ``rank, file, track, start_ns, end_ns, name, step``; times by the clock of the rank's file. It is the longest
-    gap of a pausing host, the longest run of the kernel with the largest excess, the longest transfer over a slow link,
-    and else the collective for which others waited for the rank the longest.
-    """
-    own = next((account for account in job.accounts if account.rank == rank), None)
-    if own is None:
-        return None
-    steps = attribution.windows[attribution.windows["rank"] == rank]
-    found = None
-    if cause == "host_pause":
-        found = _longest_gap(own, str(evidence.get("leaf")), steps)
-    elif cause in ("slow_gpu", "slow_kernels") and evidence.get("kernels"):
-        found = _longest_run(own, evidence["kernels"][0]["name"], steps)
-    elif cause == "slow_link":
-        found = _longest_transfer(rank, evidence, job, steps)
-    found = found or _latest_arrival(rank, job, attribution, steps)
-    return None if found is None else {"rank": rank, "file": own.origin.file.name, **found}
+    def __init__(self, job: Job, attribution: Attribution) -> None:
+        self._job = job
+        self._windows = attribution.windows
+        self._accounts = {own.rank: own for own in job.accounts}
+        self._awaited = _longest_awaited(job, attribution.exposed)
+
+    def worst(self, rank: int, cause: str, evidence: Mapping[str, Any], links: Sequence[SlowLink]) -> Place | None:
+        """Return the place of a culprit's worst instance; None where nothing of it has one.
+
+        Keys: ``rank, file, track, start_ns, end_ns, name, step``; times by the clock of the rank's file. It is the
+        longest gap of a pausing host, the longest run of the kernel with the largest excess, the longest transfer over
+        one of the slow `links`, and else the collective for which others waited for the rank the longest.
+        """
+        own = self._accounts.get(rank)
+        if own is None:
+            return None
+        steps = self._windows[self._windows["rank"] == rank]
+        found = None
+        if cause == "host_pause":
+            found = _longest_gap(own, str(evidence.get("leaf")), steps)
+        elif cause in ("slow_gpu", "slow_kernels") and evidence.get("kernels"):
+            found = _longest_run(own, evidence["kernels"][0]["name"], steps)
+        elif cause == "slow_link":
+            found = self._longest_transfer(rank, links, steps)
+        found = found or self._latest_arrival(rank, steps)
+        return None if found is None else {"rank": rank, "file": own.origin.file.name, **found}
+
+    def _longest_transfer(self, rank: int, links: Sequence[SlowLink], steps: pd.DataFrame) -> Place | None:
+        """Return the transfer over the rank's slow links that took longest from its last arrival on."""
+        table, arrivals = self._job.communications, self._job.arrivals
+        rows = np.flatnonzero(table["rank"].to_numpy() == rank)
+        rows = rows[arrivals.known[rows]]
+        mine = table.iloc[rows]
+        codes, groups = coded(mine["members"])
+        slow = {(groups.index(link.members), link.kind) for link in links if link.members in groups}
+        rows = rows[[pair in slow for pair in zip(codes.tolist(), mine["kind"], strict=True)]]
+        if not len(rows):
+            return None
+        length = table["end_ns"].to_numpy()[rows] - arrivals.awaited_ns[rows]
+        return self._collective(int(rows[np.argmax(length)]), steps)
+
+    def _latest_arrival(self, rank: int, steps: pd.DataFrame) -> Place | None:
+        """Return the rank's own part in the collective for which another waited for it the longest."""
+        waited = int(self._awaited[rank]) if rank < len(self._awaited) else -1
+        if waited < 0:
+            return None
+        table, rows = self._job.communications, self._job.matching.rows
+        place = int(rows.place[waited])
+        same = rows.rows[rows.first[place] : rows.first[place] + rows.sizes[place]]
+        own = same[table["rank"].to_numpy()[same] == rank]
+        return self._collective(int(own[0]), steps) if len(own) else None
+
+    def _collective(self, row: int, steps: pd.DataFrame) -> Place:
+        entry = self._job.communications.iloc[row]
+        return _on_stream(entry, str(entry["kind"] or "communication"), steps)
+
+
+def _longest_awaited(job: Job, exposed: pd.DataFrame) -> Array:
+    """Return by rank the row of the longest wait for its arrival, the first of equal ones; -1 where nobody waited."""
+    size = int(job.arrivals.awaited_rank.max(initial=-1)) + 1
+    longest, found = np.full((2, size), -1, np.int64)
+    for begin in range(0, len(exposed), ROWS):
+        some = exposed.iloc[begin : begin + ROWS]
+        late = in_bucket(some["leaf"], Bucket.STRAGGLER)
+        row, ns = (some[name].to_numpy(dtype=np.int64)[late] for name in ("row", "ns"))
+        awaited = job.arrivals.awaited_rank[row]
+        order = np.lexsort((np.arange(len(row)), -ns, awaited))
+        first = order[np.flatnonzero(np.diff(awaited[order], prepend=-1))]
+        first = first[ns[first] > longest[awaited[first]]]
+        longest[awaited[first]], found[awaited[first]] = ns[first], row[first]
+    return found
 
 
 def _step_at(steps: pd.DataFrame, start_ns: int) -> int | None:
@@ -76,34 +134,3 @@ def _on_stream(row: "pd.Series[Any]", name: str, steps: pd.DataFrame) -> Place:
         "name": name,
         "step": _step_at(steps, int(row["start_ns"])),
     }
-
-
-def _longest_transfer(rank: int, evidence: Mapping[str, Any], job: Job, steps: pd.DataFrame) -> Place | None:
-    """Return the transfer over the rank's slow links that took longest from its last arrival on."""
-    table = job.communications
-    links = {(str(link["group"]), str(link["kind"])) for link in evidence.get("links", ())}
-    rows = np.flatnonzero((table["rank"] == rank).to_numpy() & job.arrivals.known)
-    kinds, members = table["kind"].to_numpy(dtype=object), table["members"].to_numpy(dtype=object)
-    rows = np.array([row for row in rows if (str(list(members[row])), str(kinds[row])) in links], np.intp)
-    if not len(rows):
-        return None
-    length = table["end_ns"].to_numpy()[rows] - job.arrivals.awaited_ns[rows]
-    return _collective(int(rows[np.argmax(length)]), job, steps)
-
-
-def _latest_arrival(rank: int, job: Job, attribution: Attribution, steps: pd.DataFrame) -> Place | None:
-    """Return the rank's own part in the collective for which another waited for it the longest."""
-    exposed = attribution.exposed
-    rows = exposed["row"].to_numpy(dtype=np.int64)
-    late = in_bucket(exposed["leaf"], Bucket.STRAGGLER) & (job.arrivals.awaited_rank[rows] == rank)
-    if not late.any():
-        return None
-    waited = rows[late][np.argmax(exposed["ns"].to_numpy()[late])]
-    same = job.matching.instance == job.matching.instance[waited]
-    own = np.flatnonzero(same & (job.communications["rank"] == rank).to_numpy())
-    return _collective(int(own[0]), job, steps) if len(own) else None
-
-
-def _collective(row: int, job: Job, steps: pd.DataFrame) -> Place:
-    entry = job.communications.iloc[row]
-    return _on_stream(entry, str(entry["kind"] or "communication"), steps)
