@@ -11,12 +11,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
 from traceaudit.account import RankAccount
 from traceaudit.errors import InputError, TraceAuditError
+from traceaudit.ranks.shared import SharedGroups
 from traceaudit.reading.cache import Cache, Kept, accounted
 from traceaudit.reading.streams import Place
 from traceaudit.steps import Selection
@@ -104,25 +105,32 @@ def reduce_one(task: Task) -> Outcome:
 def reduced(tasks: Sequence[Task], workers: Executor | None, progress: Progress | None = None) -> list[Outcome]:
     """Return the outcomes of tasks in their order; `workers` of None is this process."""
     total = sum(task.size for task in tasks)
+    groups = SharedGroups()
     if workers is None:
         outcomes, done = [], 0
         for task in tasks:
             if progress is not None:
                 progress(done, total, task.place.name)
-            outcomes.append(reduce_one(task))
+            outcomes.append(_sharing(reduce_one(task), groups))
             done += task.size
         return outcomes
-    return _collected(tasks, workers, progress, total)
+    return _collected(tasks, workers, progress, total, groups)
 
 
-def _collected(tasks: Sequence[Task], workers: Executor, progress: Progress | None, total: int) -> list[Outcome]:
+def _sharing(outcome: Outcome, groups: SharedGroups) -> Outcome:
+    return outcome if outcome.account is None else replace(outcome, account=groups.of(outcome.account))
+
+
+def _collected(
+    tasks: Sequence[Task], workers: Executor, progress: Progress | None, total: int, groups: SharedGroups
+) -> list[Outcome]:
     found: dict[int, Outcome] = {}
     waiting = sorted(range(len(tasks)), key=lambda index: -tasks[index].size)
     for attempt in range(1 + RETRIES):
         failed: dict[int, Exception] = {}
         for index, outcome in _results(tasks, waiting, workers):
             if isinstance(outcome, Outcome):
-                found[index] = outcome
+                found[index] = _sharing(outcome, groups)
                 if progress is not None:
                     progress(sum(tasks[done].size for done in found), total, tasks[index].place.name)
             else:
@@ -132,7 +140,7 @@ def _collected(tasks: Sequence[Task], workers: Executor, progress: Progress | No
             break
         if attempt == RETRIES:
             return _filled(tasks, found, failed)
-    found.update((index, _alone(tasks[index])) for index in waiting)
+    found.update((index, _sharing(_alone(tasks[index]), groups)) for index in waiting)
     return [found[index] for index in range(len(tasks))]
 
 
@@ -149,10 +157,11 @@ def _results(
                 except BrokenExecutor as error:
                     yield index, error
         for future in as_completed(futures):
+            index = futures.pop(future)  # which else would hold what it returned to the end
             try:
-                yield futures[future], future.result()
+                yield index, future.result()
             except Exception as error:  # whatever a worker fails with, or a cluster that lost it
-                yield futures[future], error
+                yield index, error
     finally:
         for future in futures:
             future.cancel()
