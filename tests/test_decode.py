@@ -9,19 +9,23 @@ from decimal import Decimal
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from traceaudit.errors import InputError, NotATraceError, TraceAuditError
-from traceaudit.events import Kind
+from traceaudit.events import CATEGORIES, Kind
 from traceaudit.reading import chunks, streams
 from traceaudit.reading.columns import RawTrace
 from traceaudit.reading.decode import load
-from traceaudit.reading.fields import COLLECTIVE_FIELDS
+from traceaudit.reading.fields import COLLECTIVE_FIELDS, Args
+from traceaudit.reading.fields import Event as EveryEvent
+from traceaudit.reading.mending import decoded
 from traceaudit.reading.normalise import normalise
 from traceaudit.simulate import SCENARIOS, Layout, play, simulate
 from traceaudit.simulate.kineto_file import WRITERS, Document
@@ -610,6 +614,32 @@ def test_events_of_other_phases_and_categories_are_not_kept(read: Read) -> None:
     trace = read(tight(others))
     assert rows(trace) == []
     assert losses(trace) == (0, 0, False)
+
+
+def test_an_event_of_an_unknown_category_changes_nothing_for_the_others(read: Read) -> None:
+    """Every argument is read of every kind of event alike, whether the events around it are well known or not."""
+    values = {int: 5, str: "text", msgspec.Raw: [[2, 3]]}
+    args = {own.encode_name: values.get(own.type, 7) for own in msgspec.structs.fields(Args)}
+    events = [kernel(number, cat=category, dur=300, args=args) for number, category in enumerate(CATEGORIES)]
+    events += [kernel(50, cat="ac2g", ph="s"), kernel(51, cat="cpu_instant_event", ph="i", args=args)]
+    known = read(tight(events))
+    mixed = read(tight([*events, kernel(60, cat="unheard of")]))
+    assert len(rows(known)) == len(CATEGORIES)
+    assert {name: column.tolist() for name, column in known.columns.items()} == {
+        name: column.tolist() for name, column in mixed.columns.items()
+    }
+    for part in ("texts", "collectives", "waits", "memory"):
+        assert getattr(known, part) == getattr(mixed, part) != []
+
+
+def test_events_of_known_categories_are_given_only_the_fields_that_are_read_of_them() -> None:
+    """A frame is decoded without its arguments, a chunk that holds an unknown category as events of all fields."""
+    text = cast(chunks.EventText, SimpleNamespace(ended=False, carry=b""))
+    frame = kernel(1, cat="python_function")
+    (own,), *lost = decoded(memoryview(tight([frame]).encode()), text)
+    assert (own.name, hasattr(own, "args"), lost) == ("kernel 1", False, [0, 0])
+    both, *lost = decoded(memoryview(tight([frame, kernel(2, cat="unheard of")]).encode()), text)
+    assert ([type(one) for one in both], lost) == ([EveryEvent, EveryEvent], [0, 0])
 
 
 def test_python_frames_are_kept_if_they_name_a_cause(read: Read) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,30 @@ def test_processes_fit_cores_and_memory(simulated: Directory, monkeypatch: pytes
     assert parallel._count(large, None) == 2
     monkeypatch.setattr(parallel, "free_memory", lambda: 0)
     assert parallel._count(large, None) == 1
+
+
+def test_accounts_that_are_all_in_the_cache_are_read_in_this_process(
+    simulated: Directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starting processes takes longer than unpacking a few accounts; a trace that must be read again is read beside."""
+    run = shutil.copytree(simulated("late_rank"), tmp_path / "run")
+    large = [replace(task, size=100 << 20) for task in tasks_of(run, Cache(tmp_path / "kept"))]
+    monkeypatch.setattr(parallel, "cores", lambda: 8)
+    monkeypatch.setattr(parallel, "free_memory", lambda: 64 << 30)
+    assert parallel._count(large, None) == len(large) > 1
+    for task in large:
+        reduce_one(task)
+    sizes = [reduce_one(task).kept.bytes for task in large]
+    assert parallel._count(large, None) == 1
+    assert parallel._count([replace(task, keep_pieces=True) for task in large], None) == len(large)
+    assert parallel._count([replace(task, selection=Selection(whole_trace=True)) for task in large], None) == len(large)
+    with monkeypatch.context() as few:
+        few.setattr(parallel, "KEPT_BYTES", sum(sizes) + 1)
+        assert parallel._count(large, None) == 1
+        few.setattr(parallel, "KEPT_BYTES", sum(sizes))
+        assert parallel._count(large, None) == len(large)
+    os.utime(large[-1].place.path, ns=(1, 1))
+    assert parallel._count(large, None) == len(large)
 
 
 def test_cores_and_memory_are_known() -> None:

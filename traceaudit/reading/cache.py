@@ -8,7 +8,7 @@ else, is damaged or was written by hand is not used, and written anew. Every fil
 
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,6 +22,7 @@ import pandas as pd
 
 from traceaudit import __version__, events
 from traceaudit.account import RankAccount, account
+from traceaudit.errors import InputError
 from traceaudit.events import Trace
 from traceaudit.reading.normalise import read_trace
 from traceaudit.reading.packing import Arrays, pack, unpack, unpack_each
@@ -118,6 +119,14 @@ def accounted(
     return own, written
 
 
+def account_bytes(place: Place, selection: Selection, kept: Cache) -> int | None:
+    """Return the size of the cache file that holds the account of a trace, nothing if there is none to be used."""
+    with suppress(OSError, InputError):
+        found = _found(kept, place, f"{_label(selection)}.account", _identity(place))
+        return None if found is None else found.stat().st_size
+    return None
+
+
 def _trace(kept: Cache, place: Place, about: str) -> tuple[Trace, Kept]:
     found = _read(kept, place, "events", about)
     if found is not None:
@@ -154,17 +163,35 @@ def _read(kept: Cache, place: Place, label: str, about: str) -> _File | None:
     """Return a cache file of this trace and this reader, nothing if there is none."""
     import pyarrow.parquet as pq
 
-    for folder in kept.folders(place):
-        path = folder / _name(place, label, beside=folder.name == FOLDER and kept.directory is None)
-        with suppress(*UNUSABLE):
-            if not path.is_file():
-                continue
-            with pq.ParquetFile(path, memory_map=False) as file:
-                told = file.schema_arrow.metadata or {}
-                if (told[IDENTITY], told[READER]) != (about.encode(), reader_version().encode()):
-                    continue
+    for path in _candidates(kept, place, label):
+        with suppress(*UNUSABLE), pq.ParquetFile(path, memory_map=False) as file:
+            told = file.schema_arrow.metadata or {}
+            if _is_of(told, about):
                 return _File(file.read(), zlib.decompress(told[CONTENT]), told[DIGEST], path.stat().st_size)
     return None
+
+
+def _found(kept: Cache, place: Place, label: str, about: str) -> Path | None:
+    """Return where there is a cache file of this trace and this reader, as far as its head tells."""
+    import pyarrow.parquet as pq
+
+    for path in _candidates(kept, place, label):
+        with suppress(*UNUSABLE):
+            if _is_of(pq.read_schema(path, memory_map=False).metadata or {}, about):
+                return path
+    return None
+
+
+def _candidates(kept: Cache, place: Place, label: str) -> Iterator[Path]:
+    for folder in kept.folders(place):
+        path = folder / _name(place, label, beside=folder.name == FOLDER and kept.directory is None)
+        with suppress(OSError, ValueError):
+            if path.is_file():
+                yield path
+
+
+def _is_of(told: Mapping[bytes, bytes], about: str) -> bool:
+    return (told[IDENTITY], told[READER]) == (about.encode(), reader_version().encode())
 
 
 def _account(found: _File, place: Place) -> RankAccount:

@@ -1,29 +1,33 @@
 """Decodes stretches of events, and one by one where one of them is damaged: it costs itself, not the file."""
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from traceaudit.reading import chunks
 from traceaudit.reading.chunks import EventText
-from traceaudit.reading.fields import Args, Event, Number
+from traceaudit.reading.fields import KNOWN_EVENTS, Args, Event, Number
 from traceaudit.reading.repair import object_end, repaired_text
 
 JOIN_LIMIT = 1_000  # pieces of a chunk joined to mend a cut inside an event
 
 
+KNOWN_DECODER = msgspec.json.Decoder(KNOWN_EVENTS)
 CHUNK_DECODER = msgspec.json.Decoder(list[Event])
 EVENT_DECODER = msgspec.json.Decoder(Event)
 
 
-def decoded(listed: memoryview, text: EventText) -> tuple[list[Event], int, int]:
-    """Return the events of a list, and how many were repaired and dropped."""
+def decoded(listed: memoryview, text: EventText) -> tuple[list[Any], int, int]:
+    """Return the events of a list, and how many were repaired and dropped.
+
+    They are instances of the classes for each category or, where one of them has none, all of them are an `Event`.
+    """
     if not (text.ended or text.carry):
-        try:
-            return CHUNK_DECODER.decode(listed), 0, 0
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            pass
+        for decoder in (KNOWN_DECODER, CHUNK_DECODER):
+            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                return decoder.decode(listed), 0, 0
     chunk = bytes(listed[2:-2])
     if text.ended:
         text.extend_tail(text.separator + chunk)

@@ -18,13 +18,14 @@ from types import ModuleType
 from traceaudit.account import RankAccount
 from traceaudit.errors import InputError, TraceAuditError
 from traceaudit.ranks.shared import SharedGroups
-from traceaudit.reading.cache import Cache, Kept, accounted
+from traceaudit.reading.cache import Cache, Kept, account_bytes, accounted
 from traceaudit.reading.streams import Place
 from traceaudit.steps import Selection
 
 Progress = Callable[[int, int, str], None]
 
 ALONE_BYTES = 24 << 20  # of all traces together, below which starting processes takes longer than it saves
+KEPT_BYTES = 24 << 20  # of the same in the cache
 PROCESS_BYTES, MEMORY_FACTOR = 250 << 20, 8  # memory of a reading process: this, and so many times its stored file
 INTERRUPTED_S = 5  # that processes have to end in when interrupted
 CONNECT_S = 20  # that a cluster has to answer in
@@ -212,11 +213,22 @@ def _count(tasks: Sequence[Task], jobs: int | None) -> int:
     """Return how many processes to read with; 1 for this process alone."""
     if jobs is not None:
         return min(jobs, len(tasks))
-    if sum(task.size for task in tasks) < ALONE_BYTES:
+    if sum(task.size for task in tasks) < ALONE_BYTES or _all_kept(tasks):
         return 1
     each = PROCESS_BYTES + MEMORY_FACTOR * max(task.size for task in tasks)
     memory = free_memory()
     return max(min(cores(), len(tasks), memory // each if memory is not None else len(tasks)), 1)
+
+
+def _all_kept(tasks: Sequence[Task]) -> bool:
+    """Tell whether the accounts are in the cache, and so few that unpacking them is quicker than starting processes."""
+    left = KEPT_BYTES
+    for task in tasks:
+        own = None if task.cache is None or task.keep_pieces else account_bytes(task.place, task.selection, task.cache)
+        left -= KEPT_BYTES if own is None else own
+        if left <= 0:
+            return False
+    return True
 
 
 def cores() -> int:
