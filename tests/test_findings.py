@@ -185,8 +185,8 @@ def test_culprits_have_a_place(scenario: str, audited: Callable[[str], Audit]) -
     for entry in audit.result["stragglers"]:
         where, windows = entry["where"], audit.attribution.windows
         own = windows[windows["rank"] == entry["rank"]]
-        if where is None:  # waits inside a pipeline have no arrival of their own
-            assert audit.result["pipeline"]
+        if where is None:  # no arrival of their own have waits inside a pipeline, and those within the clocks' noise
+            assert audit.result["pipeline"] or entry["share"] < 1e-6
             continue
         assert where["rank"] == entry["rank"]
         assert where["track"].startswith(("stream ", "thread "))
