@@ -18,7 +18,7 @@ from traceaudit.ranks.arrivals import Arrivals
 from traceaudit.ranks.blame import WAIT_LEAVES, Blame, blame
 from traceaudit.ranks.bubbles import Bubbles, divide
 from traceaudit.ranks.collectives import Layout
-from traceaudit.ranks.instances import Integers, give_back, small, summed
+from traceaudit.ranks.instances import ROWS, Integers, give_back, small, stretches, summed
 from traceaudit.ranks.links import transfers
 from traceaudit.ranks.matching import Matching
 from traceaudit.ranks.members import each
@@ -183,7 +183,7 @@ def _divided(job: Job, table: pd.DataFrame, exposed: pd.DataFrame, waits: pd.Dat
     """Divide the waits of a pipeline by replays of the observed order of work."""
     pool = waits[waits["leaf"] == Leaf.UNDIVIDED].groupby(["rank", "step"], as_index=False)[["ns"]].sum()
     own = exposed[exposed["leaf"] != Leaf.UNDIVIDED] if len(pool) else exposed.iloc[:0]
-    own = own.assign(start_ns=own["start_ns"].to_numpy() + _begun(job)[own["rank"].to_numpy()])
+    own = own.assign(start_ns=own["from_ns"].to_numpy() + _begun(job)[own["rank"].to_numpy()])
     return divide(job.accounts, table, job.communications, job.arrivals, own, pool, job.plan, job.clock)
 
 
@@ -204,8 +204,8 @@ def _by_cause(exposed: pd.DataFrame, origins: Blame) -> list[pd.DataFrame]:
     leaf, ns = exposed["leaf"].to_numpy().copy(), exposed["ns"].to_numpy().copy()
     late = np.flatnonzero(leaf == Leaf.LATE_RANK)
     others = []
-    for begin in range(0, len(late), PIECES):
-        some = late[begin : begin + PIECES]
+    for stretch in stretches(len(late)):
+        some = late[stretch]
         waits = exposed.iloc[some]
         shares = origins.shares[waits["row"].to_numpy()]
         parts = np.floor(shares * ns[some][:, None]).astype(np.int64)
@@ -240,10 +240,9 @@ def check(table: pd.DataFrame, ledger: pd.DataFrame) -> None:
 
 
 def _exposed(job: Job) -> pd.DataFrame:
-    """Return ``rank, step, row, start_ns, from_ns, leaf, ns`` of time owned by communications; ``row`` in their table.
+    """Return ``rank, step, row, leaf, from_ns, ns`` of time owned by communications; ``row`` in their table.
 
-    ``start_ns`` is that of the whole piece, ``from_ns`` that of the part with this leaf, both since the rank's
-    recording began.
+    ``from_ns`` is where the part with this leaf begins, since the rank's recording began.
     """
     owned, begun = job.owned.exposed, _begun(job)
     offset = np.cumsum(np.array(job.owned.counts, np.int64)) - job.owned.counts
@@ -266,27 +265,25 @@ def _begun(job: Job) -> Array:
 def _since(part: pd.DataFrame, begun: Array) -> pd.DataFrame:
     """Return a table of `EXPOSED` with times since each rank's recording began, which often fit in 32 bits."""
     first = begun[part["rank"].to_numpy()]
-    return part.assign(**{name: small(part[name].to_numpy() - first) for name in ("start_ns", "from_ns")})
+    return part.assign(from_ns=small(part["from_ns"].to_numpy() - first))
 
 
-PIECES = 1 << 20  # looked at at a time, so that what is derived from them fills little memory
 EXPOSED = {
     "rank": np.int32,
     "step": np.int32,
     "row": np.int32,
     "leaf": np.int8,
-    "start_ns": None,
     "from_ns": None,
     "ns": None,
 }  # None: of 32 bits if it fits
 
 
 def _some_at_a_time(sizes: Sequence[int]) -> Iterator[slice]:
-    """Yield stretches of things that have `PIECES` pieces together, or little more."""
+    """Yield stretches of things that have `ROWS` rows together, or little more."""
     begun = held = 0
     for index, size in enumerate(sizes):
         held += size
-        if held >= PIECES or index + 1 == len(sizes):
+        if held >= ROWS or index + 1 == len(sizes):
             yield slice(begun, index + 1)
             begun, held = index + 1, 0
 
@@ -327,7 +324,7 @@ def _part(pieces: pd.DataFrame, leaf: Array | Leaf, begin: Integers, end: Intege
     ns = end - begin
     kept = np.flatnonzero(ns)
     code = np.full(len(kept), int(leaf), np.int8) if isinstance(leaf, Leaf) else leaf[kept].astype(np.int8)
-    columns = {name: pieces[name].to_numpy()[kept] for name in ("rank", "step", "row", "start_ns")}
+    columns = {name: pieces[name].to_numpy()[kept] for name in ("rank", "step", "row")}
     return pd.DataFrame({**columns, "from_ns": begin[kept], "leaf": code, "ns": small(ns[kept])}, copy=False)
 
 

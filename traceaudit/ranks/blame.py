@@ -16,18 +16,18 @@ from traceaudit.intervals import Array
 from traceaudit.leaves import Bucket, Leaf, in_bucket
 from traceaudit.ranks.arrivals import Arrivals
 from traceaudit.ranks.elapsed import PIPELINE, TRANSFER, Elapsed, by_row
-from traceaudit.ranks.instances import Instances, Integers, give_back, sliced, small
+from traceaudit.ranks.instances import ROWS, Instances, Integers, give_back, sliced, small, stretches
 from traceaudit.ranks.matching import Matching
 from traceaudit.ranks.owned import Owned
 from traceaudit.ranks.peers import Peers
 from traceaudit.ranks.synchronisations import Synchronisations
 
 Floats = npt.NDArray[np.float64]
+Shares = npt.NDArray[np.float32]
 
 EXPLAINED = 0.5  # an excess below this share of the wait explains twice itself, and the rest is jitter
 WAIT_LEAVES = (Leaf.LATE_RANK, Leaf.DATA_IMBALANCE, Leaf.HOST_CAUSED, Leaf.SLOW_LINK, Leaf.JITTER)
 COMPUTE = (Leaf.NOT_SPLIT, Leaf.KERNELS)
-ROWS = 1 << 20  # compared at a time, so that what is derived from them fills little memory
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Blame:
     """Where the waits for late ranks come from.
 
     Attributes:
-        shares: by row of the table of communications: the share of its wait by `WAIT_LEAVES`; rows sum to 1. Empty once
-            the waits are divided.
+        shares: by row of the table of communications: the share of its wait by `WAIT_LEAVES`; rows sum to 1, to the
+            precision of 32 bits. Empty once the waits are divided.
         costs: ``rank, cls, ns``: waits of others that a rank caused by a class of its time; sums to the waits.
             ``cls`` is a `Leaf` of `CLASSES`, TRANSFER, PIPELINE, or JITTER where no excess explains the wait.
     """
 
-    shares: Floats
+    shares: Shares
     costs: pd.DataFrame
 
 
@@ -64,7 +64,7 @@ def blame(
         peers: tells slow kernels from more work.
     """
     wait = small(by_row(*_owned_by(exposed, exposed["leaf"].to_numpy() == Leaf.LATE_RANK), len(table)))
-    shares = np.zeros((len(table), len(WAIT_LEAVES)))
+    shares = np.zeros((len(table), len(WAIT_LEAVES)), np.float32)
     if not wait.any():
         return Blame(shares, pd.DataFrame({"rank": [], "cls": [], "ns": []}).astype(np.int64))
     spent = {
@@ -113,9 +113,6 @@ class _Delays:
         self._since(Synchronisations(table, rows, arrivals).previous(number), find)
         self._order(arrivals.aligned_ns)
 
-    def _some(self) -> list[slice]:
-        return [slice(begin, begin + ROWS) for begin in range(0, len(self._rows), ROWS)]
-
     def _delay_of(self, some: slice) -> npt.NDArray[np.intp]:
         """Return the delay of some of the waiting rows."""
         at = np.arange(some.start, min(some.stop, len(self._rows)))
@@ -125,7 +122,7 @@ class _Delays:
         """Find the parts of the ranks in the common synchronisation; -1 where not all have one."""
         self._own_before = find.of(common, self.culprit)
         self._before = np.empty(len(self._rows), np.int32)
-        for some in self._some():
+        for some in stretches(len(self._rows)):
             delay = self._delay_of(some)
             self._before[some] = find.of(common[delay], self._rank[self._rows[some]])
         missing = np.logical_or.reduceat(self._before < 0, self._first) | (self._own_before < 0)
@@ -167,9 +164,9 @@ class _Delays:
         theirs = before[rows] - np.where(since >= 0, after[since], 0)
         return delay, np.maximum(own[delay] - theirs, 0).astype(np.float64)
 
-    def add(self, cls: Leaf, elapsed: tuple[Array, Array], mixture: Floats, shares: Floats) -> None:
+    def add(self, cls: Leaf, elapsed: tuple[Array, Array], mixture: Floats, shares: Shares) -> None:
         """Add the excess of a class to the leaves that it stands for; `mixture` says by rank how compute divides."""
-        for some in self._some():
+        for some in stretches(len(self._rows)):
             delay, excess = self._excess(elapsed, some)
             rows = self._rows[some]
             if cls in COMPUTE:
@@ -178,7 +175,7 @@ class _Delays:
             else:
                 shares[rows, WAIT_LEAVES.index(_leaf_of(cls))] += excess
 
-    def resolve(self, shares: Floats) -> None:
+    def resolve(self, shares: Shares) -> None:
         """Turn the excess of each waiting row into shares of its wait, with what the culprit inherited.
 
         What a culprit inherits is resolved before: the waits that it had before it made others wait.
@@ -187,7 +184,7 @@ class _Delays:
             rows, own = self._rows_of(delays)
             waits, of, known = self._inherits(delays)
             ns = self._wait[waits].astype(np.float64)
-            excess = shares[rows]
+            excess = shares[rows].astype(np.float64)
             total = excess.sum(axis=1) + np.bincount(of, ns, len(delays))[own]
             for leaf in range(len(WAIT_LEAVES)):
                 passed = np.bincount(of, np.where(known, ns * shares[waits, leaf], 0.0), len(delays))
@@ -224,7 +221,7 @@ class _Delays:
     def cost(self, elapsed: tuple[Array, Array], weight: Floats) -> Floats:
         """Return by rank what its excess of a class cost."""
         costs = np.zeros(int(self._rank.max()) + 1)
-        for some in self._some():
+        for some in stretches(len(self._rows)):
             delay, excess = self._excess(elapsed, some)
             costs += np.bincount(self.culprit[delay], weight[self._rows[some]] * excess, len(costs))
         return costs

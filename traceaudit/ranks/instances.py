@@ -1,7 +1,7 @@
 """Rows of one table by the instance they belong to, sorted once: what many questions about instances start from."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ import pandas as pd
 
 from traceaudit.intervals import Array
 
-ROWS = 1 << 20  # grouped at a time
+ROWS = 1 << 20  # looked at at a time
 
 Integers = npt.NDArray[np.integer[Any]]
 Values = npt.NDArray[np.generic]
@@ -44,13 +44,20 @@ def packed(*columns: Integers) -> Array:
 
 def summed(table: pd.DataFrame, keys: list[str], values: Sequence[str] = ("ns",)) -> pd.DataFrame:
     """Return sums of values by keys; a stretch of the table at a time, so that what grouping takes stays small."""
-    parts = [
-        table.iloc[begin : begin + ROWS].groupby(keys, as_index=False, observed=True)[list(values)].sum()
-        for begin in range(0, max(len(table), 1), ROWS)
-    ]
-    if len(parts) == 1:
-        return parts[0]
-    return pd.concat(parts, ignore_index=True).groupby(keys, as_index=False, observed=True)[list(values)].sum()
+    return summed_parts((table.iloc[some] for some in stretches(len(table))), keys, values)
+
+
+def summed_parts(parts: Iterable[pd.DataFrame], keys: list[str], values: Sequence[str]) -> pd.DataFrame:
+    """Return the same of a table that comes in parts, one at least."""
+    sums = [part.groupby(keys, as_index=False, observed=True)[list(values)].sum() for part in parts]
+    if len(sums) == 1:
+        return sums[0]
+    return pd.concat(sums, ignore_index=True).groupby(keys, as_index=False, observed=True)[list(values)].sum()
+
+
+def stretches(rows: int) -> list[slice]:
+    """Return the stretches in which rows are looked at, so that what is derived from them fills little memory."""
+    return [slice(begin, begin + ROWS) for begin in range(0, max(rows, 1), ROWS)]
 
 
 def give_back() -> None:

@@ -7,12 +7,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from traceaudit.intervals import Array
 from traceaudit.leaves import Bucket, Leaf, in_bucket
 from traceaudit.ranks.align import by_rank
 from traceaudit.ranks.arrivals import Arrivals
 from traceaudit.ranks.collectives import group_label
-from traceaudit.ranks.instances import Instances, first_rows, packed, summed
+from traceaudit.ranks.elapsed import by_row
+from traceaudit.ranks.instances import Instances, Integers, first_rows, packed, small, stretches, summed_parts
 from traceaudit.ranks.matching import Matching
 from traceaudit.ranks.members import coded, each
 
@@ -87,27 +87,33 @@ def totals(
     row = exposed["row"].to_numpy()
     waiting = in_bucket(exposed["leaf"], Bucket.STRAGGLER) | (exposed["leaf"] == Leaf.TRACE_CUT).to_numpy()
     waiting |= (exposed["leaf"] == Leaf.UNDIVIDED).to_numpy() & ~table["pipeline"].to_numpy(dtype=np.bool_)[row]
-    owned, waited = np.zeros(len(table), np.int64), np.zeros(len(table), np.int64)
-    np.add.at(owned, row, exposed["ns"].to_numpy())
-    np.add.at(waited, row[waiting], exposed["ns"].to_numpy()[waiting])
+    owned = small(by_row(row, exposed["ns"].to_numpy(), len(table)))
+    waited = small(by_row(row[waiting], exposed["ns"].to_numpy()[waiting], len(table)))
+    estimate = _estimates(table, owned, complete)
     labels, labelled = _labels(table)
-    keys = ["group", "leaf", "kind"]
-    frame = pd.DataFrame(
-        {
-            "group": labels,
-            "leaf": table["leaf"].to_numpy(),
-            "kind": table["kind"].array,
-            "count": inside,
-            "bytes": np.where(inside, np.maximum(table["bytes"].to_numpy(), 0), 0),
-            "exposed_ns": np.where(inside, owned, 0),
-            "wait_ns": np.where(inside, waited, 0),
-            "not_blocking_ns": np.where(inside, np.minimum(table["not_blocking_ns"].to_numpy(), owned), 0),
-            "estimate": np.where(inside, _estimates(table, owned, complete), 0),
-            "partial": inside & ~complete,
-        },
-        copy=False,
-    )
-    sums = summed(frame, keys, ("count", "bytes", "exposed_ns", "wait_ns", "not_blocking_ns", "estimate", "partial"))
+
+    def part(some: slice) -> pd.DataFrame:
+        own, counted = table.iloc[some], inside[some]
+        figures = {
+            "bytes": np.maximum(own["bytes"].to_numpy(), 0),
+            "exposed_ns": owned[some],
+            "wait_ns": waited[some],
+            "not_blocking_ns": np.minimum(own["not_blocking_ns"].to_numpy(), owned[some]),
+            "estimate": estimate[some],
+            "partial": ~complete[some],
+        }
+        return pd.DataFrame(
+            {
+                "group": labels[some],
+                "leaf": own["leaf"].to_numpy(),
+                "kind": own["kind"].array,
+                "count": counted,
+                **{name: np.where(counted, values, 0) for name, values in figures.items()},
+            }
+        )
+
+    figures = ("count", "bytes", "exposed_ns", "wait_ns", "not_blocking_ns", "estimate", "partial")
+    sums = summed_parts(map(part, stretches(len(table))), ["group", "leaf", "kind"], figures)
     sums = sums[sums["count"] > 0].reset_index(drop=True)
     sums = sums.assign(group=sums["group"].to_numpy(dtype=object), kind=sums["kind"].to_numpy(dtype=object))
     sums = sums.assign(
@@ -146,16 +152,16 @@ def _labels(table: pd.DataFrame) -> tuple[pd.Categorical, dict[tuple[int, ...], 
     return pd.Categorical.from_codes(place[number], pd.Index(names)), by_members
 
 
-def _estimates(table: pd.DataFrame, owned: Array, complete: npt.NDArray[np.bool_]) -> Array:
+def _estimates(table: pd.DataFrame, owned: Integers, complete: npt.NDArray[np.bool_]) -> Integers:
     """Return the exposed time of communications with untraced partners, capped by the shortest comparable duration."""
     if complete.all():
-        return np.zeros(len(table), np.int64)
+        return np.zeros(len(table), np.int32)
     length = (table["end_ns"] - table["start_ns"]).to_numpy()
     ranks = each(table["members"], len).astype(np.int64)
     like, distinct = pd.factorize(packed(pd.factorize(table["kind"])[0], table["bytes"].to_numpy(), ranks))
     shortest = np.full(len(distinct), np.iinfo(np.int64).max)
     np.minimum.at(shortest, like, length)
-    return np.where(complete, 0, np.minimum(owned, shortest[like]))
+    return small(np.where(complete, 0, np.minimum(owned, shortest[like])))
 
 
 def _with_bandwidth(sums: pd.DataFrame, carried: pd.DataFrame, labelled: Mapping[tuple[int, ...], str]) -> pd.DataFrame:

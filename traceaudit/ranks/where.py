@@ -10,7 +10,7 @@ from traceaudit.account import RankAccount
 from traceaudit.attribute import Attribution, Job
 from traceaudit.intervals import Array
 from traceaudit.leaves import Bucket, Leaf, in_bucket
-from traceaudit.ranks.instances import ROWS
+from traceaudit.ranks.instances import stretches
 from traceaudit.ranks.links import SlowLink
 from traceaudit.ranks.members import coded
 
@@ -81,8 +81,8 @@ def _longest_awaited(job: Job, exposed: pd.DataFrame) -> Array:
     """Return by rank the row of the longest wait for its arrival, the first of equal ones; -1 where nobody waited."""
     size = int(job.arrivals.awaited_rank.max(initial=-1)) + 1
     longest, found = np.full((2, size), -1, np.int64)
-    for begin in range(0, len(exposed), ROWS):
-        some = exposed.iloc[begin : begin + ROWS]
+    for stretch in stretches(len(exposed)):
+        some = exposed.iloc[stretch]
         late = in_bucket(some["leaf"], Bucket.STRAGGLER)
         row, ns = (some[name].to_numpy(dtype=np.int64)[late] for name in ("row", "ns"))
         awaited = job.arrivals.awaited_rank[row]
