@@ -213,6 +213,15 @@ def test_other_files_beside_the_traces_do_no_harm(content: str, copied: Path) ->
     assert result["model"] == plain["model"]
 
 
+def test_a_torn_log_beside_the_traces_is_named(copied: Path) -> None:
+    """What its name calls a training log, and nobody can read, is a warning; any other ``.log`` is none."""
+    for name in ("stderr.log", "trainer_state.json", "events.out.tfevents.1"):
+        (copied / name).write_text('{"log_history": [')
+    warnings = [line for line in ta.analyze(copied).result["quality"]["warnings"] if "training log" in line]
+    assert [line.split()[0] for line in warnings] == ["trainer_state.json", "events.out.tfevents.1"]
+    assert not any(str(copied) in line for line in warnings)
+
+
 def test_a_log_without_speed_says_nothing(simulated: Callable[[str], Path], tmp_path: Path) -> None:
     """Losses alone are no speed; zero and broken values are none either."""
     rows = [{"step": 1, "loss": 8.0, "tps": 0}, {"step": 2, "loss": 8.0, "tps": "nan"}, {"step": 3, "loss": 7.0}]

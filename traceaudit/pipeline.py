@@ -30,7 +30,8 @@ from traceaudit.ranks.matching import match
 from traceaudit.ranks.owned import Owned, without_owned
 from traceaudit.ranks.peers import compare
 from traceaudit.ranks.setting import degrees, versions
-from traceaudit.reading.beside import logs, models
+from traceaudit.reading.beside import models
+from traceaudit.reading.beside import training_log as log_beside
 from traceaudit.reading.cache import chosen as chosen_cache
 from traceaudit.reading.normalise import read_trace
 from traceaudit.reading.parallel import Progress, Reading, Task, reduced, running
@@ -92,12 +93,13 @@ def analyze(
     files = find(paths)
     with configurations([] if config is not None else paths) as found:
         run = declared([Path(config)] if config is not None else [*models(paths), *found], model)
-    log = log or next(logs(paths), None)
+    log, unread = (log, []) if log is not None else log_beside(paths)
     kept = chosen_cache(cache, sum(source.size for source in files))
     tasks = [Task(source.place, source.size, chosen, kept, keep_pieces) for source in files]
     with running(tasks, jobs=jobs, scheduler=scheduler, executor=executor) as workers:
         accounts, skipped, reading = _accounts(tasks, workers, progress)
     accounts, warnings = one_job(accounts)
+    warnings += unread
     if ranks is not None:
         accounts = [own for own in accounts if own.rank in ranks]
         if not accounts:

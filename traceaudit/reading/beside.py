@@ -9,20 +9,29 @@ from traceaudit.norms.read import read as read_log
 from traceaudit.norms.training_log import TrainingLog
 from traceaudit.reading.streams import ARCHIVES, is_remote
 
-LOGS = ("*.log", "trainer_state.json", "*tfevents*", "run-*.wandb", "metrics.jsonl", "train*.jsonl", "train*.csv")
+NAMED_LOGS = ("trainer_state.json", "*tfevents*", "run-*.wandb", "metrics.jsonl", "train*.jsonl", "train*.csv")
+LOGS = ("*.log", *NAMED_LOGS)  # much else is called .log
 MODELS = ("config.json", "*.toml", "*.log")
 MOST_FILES, MOST_BYTES = 8, 64 << 20  # that are looked into
 
 
-def logs(paths: Sequence[str | Path]) -> Iterator[TrainingLog]:
-    """Yield the training logs in the folders of traces that tell how fast the run was."""
+def training_log(paths: Sequence[str | Path]) -> tuple[TrainingLog | None, list[str]]:
+    """Return the first training log in the folders of traces that tells how fast the run was, and warnings.
+
+    What is a training log by its name and cannot be read is named; nobody asked to read it, so it costs no more.
+    """
+    warnings = []
     for file in _files(paths, LOGS):
         try:
             found = read_log(file)
-        except Exception:  # noqa: S112  a file that nobody asked to read must not cost the analysis
+        except Exception as error:  # whatever a format's library raises
+            if any(file.match(pattern) for pattern in NAMED_LOGS):
+                reason = str(error).removeprefix(f"{file}: ") or type(error).__name__
+                warnings.append(f"{file.name} beside the traces cannot be read as a training log: {reason}")
             continue
         if len(found.speed):
-            yield found
+            return found, warnings
+    return None, warnings
 
 
 def models(paths: Sequence[str | Path]) -> list[Path]:

@@ -25,6 +25,7 @@ from traceaudit.steps import Selection
 Progress = Callable[[int, int, str], None]
 
 ALONE_BYTES = 24 << 20  # of all traces together, below which starting processes takes longer than it saves
+FILE_BYTES = 3 << 18  # that take about as long to read as what each file costs beside its size
 KEPT_BYTES = 24 << 20  # of the same in the cache
 PROCESS_BYTES, MEMORY_FACTOR = 250 << 20, 8  # memory of a reading process: this, and so many times its stored file
 INTERRUPTED_S = 5  # that processes have to end in when interrupted
@@ -213,7 +214,7 @@ def _count(tasks: Sequence[Task], jobs: int | None) -> int:
     """Return how many processes to read with; 1 for this process alone."""
     if jobs is not None:
         return min(jobs, len(tasks))
-    if sum(task.size for task in tasks) < ALONE_BYTES or _all_kept(tasks):
+    if sum(task.size + FILE_BYTES for task in tasks) < ALONE_BYTES or _all_kept(tasks):
         return 1
     each = PROCESS_BYTES + MEMORY_FACTOR * max(task.size for task in tasks)
     memory = free_memory()
