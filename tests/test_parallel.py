@@ -162,7 +162,7 @@ def test_interrupting_ends_all_processes_and_leaves_no_unfinished_file(simulated
 
 
 def test_processes_fit_cores_and_memory(simulated: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as cores, fewer if memory is short, none for a few small files, and never more than files or asked for."""
+    """As many as cores, fewer if memory is short, none for few small files, never more than files or asked for."""
     task = tasks_of(simulated("compute_only"))[0]
     large = [Task(task.place, 100 << 20, task.selection, None)] * 10
     monkeypatch.setattr(parallel, "cores", lambda: 8)

@@ -11,6 +11,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,7 @@ import pytest
 
 from traceaudit.errors import InputError
 from traceaudit.pipeline import analyze
+from traceaudit.reading import streams
 from traceaudit.reading.decode import load
 from traceaudit.reading.sources import find
 from traceaudit.reading.streams import Inflating, Place, is_remote, members
@@ -90,6 +92,18 @@ def zlib_of_zeros() -> bytes:
     return buffer.getvalue()
 
 
+class Counted(io.FileIO):
+    """A file that counts what is read from it."""
+
+    given = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read as a file does."""
+        part = super().read(size) or b""
+        self.given += len(part)
+        return part
+
+
 @pytest.mark.parametrize("layout", ["zst", "zip", "zip of plain", "tar", "tgz"])
 def test_compressed_and_archived_runs_give_the_same_bytes(layout: str, simulated: Directory, tmp_path: Path) -> None:
     """However the files of a run are packed, the result is the same."""
@@ -126,6 +140,26 @@ def test_compressed_and_archived_runs_give_the_same_bytes(layout: str, simulated
     for key, value in expected["job"].items():
         assert key == "source" or result["job"][key] == value
     assert result["ranks"] == expected["ranks"]
+
+
+@pytest.mark.parametrize(("suffix", "mode"), [("tgz", "w:gz"), ("tar", "w")])
+def test_an_archive_is_read_a_few_times_however_many_traces_it_has(
+    suffix: str, mode: Literal["w:gz", "w"], simulated: Directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Listing, configuration and traces each take the archive once at most, and nothing stays open."""
+    found = tmp_path / f"run.{suffix}"
+    with tarfile.open(found, mode) as packed:
+        packed.add(simulated("run_28_mfu"), "run")
+    files: list[Counted] = []
+
+    def opened(path: str, mode: str) -> Counted:
+        files.append(Counted(path, mode))
+        return files[-1]
+
+    monkeypatch.setattr(streams, "open", opened, raising=False)
+    assert len(analyze(found, jobs=1).result["ranks"]) == 8
+    assert all(file.closed for file in files)
+    assert sum(file.given for file in files) <= 3 * found.stat().st_size
 
 
 def test_a_cut_member_is_read_as_far_as_it_goes(simulated: Directory, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from traceaudit.ranks.matching import match
 from traceaudit.ranks.owned import Owned, without_owned
 from traceaudit.ranks.peers import compare
 from traceaudit.ranks.setting import degrees, versions
+from traceaudit.reading.archives import kept_open
 from traceaudit.reading.beside import models
 from traceaudit.reading.beside import training_log as log_beside
 from traceaudit.reading.cache import chosen as chosen_cache
@@ -44,6 +45,7 @@ from traceaudit.unprofiled import against_log
 from traceaudit.waterfall import result
 
 
+@kept_open()
 def analyze(
     traces: str | Path | Sequence[str | Path],
     *,

@@ -7,7 +7,8 @@ from traceaudit.errors import InputError
 from traceaudit.mfu.model_files import read as read_model
 from traceaudit.norms.read import read as read_log
 from traceaudit.norms.training_log import TrainingLog
-from traceaudit.reading.streams import ARCHIVES, is_remote
+from traceaudit.reading.archives import ARCHIVES
+from traceaudit.reading.streams import is_remote
 
 NAMED_LOGS = ("trainer_state.json", "*tfevents*", "run-*.wandb", "metrics.jsonl", "train*.jsonl", "train*.csv")
 LOGS = ("*.log", *NAMED_LOGS)  # much else is called .log

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from types import ModuleType
 from traceaudit.account import RankAccount
 from traceaudit.errors import InputError, TraceAuditError
 from traceaudit.ranks.shared import SharedGroups
+from traceaudit.reading.archives import keep_open
 from traceaudit.reading.cache import Cache, Kept, account_bytes, accounted
 from traceaudit.reading.streams import Place
 from traceaudit.steps import Selection
@@ -127,7 +129,7 @@ def _collected(
     tasks: Sequence[Task], workers: Executor, progress: Progress | None, total: int, groups: SharedGroups
 ) -> list[Outcome]:
     found: dict[int, Outcome] = {}
-    waiting = sorted(range(len(tasks)), key=lambda index: -tasks[index].size)
+    waiting = _in_turn(tasks)
     for attempt in range(1 + RETRIES):
         failed: dict[int, Exception] = {}
         for index, outcome in _results(tasks, waiting, workers):
@@ -144,6 +146,15 @@ def _collected(
             return _filled(tasks, found, failed)
     found.update((index, _sharing(_alone(tasks[index]), groups)) for index in waiting)
     return [found[index] for index in range(len(tasks))]
+
+
+def _in_turn(tasks: Sequence[Task]) -> list[int]:
+    """Return the order to read in: the largest first, but in their order those that an archive is inflated up to."""
+    largest: dict[str, int] = defaultdict(int)
+    for task in tasks:
+        if task.place.inflated_up_to:
+            largest[task.place.address] = max(largest[task.place.address], task.size)
+    return sorted(range(len(tasks)), key=lambda index: -largest.get(tasks[index].place.address, tasks[index].size))
 
 
 def _results(
@@ -280,6 +291,7 @@ def _processes(count: int) -> Iterator[Executor]:
 
 def _begin() -> None:
     """Leave Ctrl-C to the process that started this one, and tidy up when that says so."""
+    keep_open()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 

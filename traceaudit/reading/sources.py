@@ -11,7 +11,8 @@ from tempfile import TemporaryDirectory
 
 from traceaudit.account import RankAccount
 from traceaudit.errors import InputError
-from traceaudit.reading.streams import ARCHIVES, Place, is_remote, members, opened, remote
+from traceaudit.reading.archives import ARCHIVES
+from traceaudit.reading.streams import Place, is_remote, members, opened, remote
 
 SUFFIXES = (".json", ".json.gz", ".json.zst")
 OWN_FILES = frozenset({"run.json", "truth.json", "result.json", "config.json"})
@@ -76,8 +77,8 @@ def _files(path: Path, *, named: bool) -> Iterable[Source]:
 
 
 def _packed(address: str) -> Iterable[Source]:
-    """Yield the traces in an archive."""
-    for name, size in sorted(members(address).items()):
+    """Yield the traces in an archive, in their order there."""
+    for name, size in members(address).items():
         if _is_trace(name):
             yield Source(Place(address, name), named=False, size=size)
 

@@ -1,16 +1,16 @@
 """The bytes of a trace, wherever it lies: plain or compressed, in an archive, on this machine or in a remote store."""
 
 import re
-import tarfile
-import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
 
 from traceaudit.errors import InputError
+from traceaudit.reading import archives
+from traceaudit.reading.archives import DAMAGES, INFLATED_UP_TO, Span
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -23,8 +23,6 @@ FRAME_BYTES = 1 << 16  # decompressed at a time from a .zst: what is lost at the
 REMOTE_BYTES = 16 << 20  # asked for at a time from a remote store: fewer round trips
 REMOTE = re.compile(r"^[a-z][a-z0-9+.-]+(?:://|::)", re.IGNORECASE)
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
-DAMAGES = (EOFError, zlib.error, zipfile.BadZipFile, tarfile.ReadError)
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,11 @@ class Place:
         """The file lies in a store that fsspec reads."""
         return is_remote(self.address)
 
+    @property
+    def inflated_up_to(self) -> bool:
+        """The file lies in an archive that is inflated from its beginning to where the file is."""
+        return bool(self.member) and self.address.lower().endswith(INFLATED_UP_TO)
+
 
 def is_remote(address: str) -> bool:
     """Tell a URL from a path.
@@ -82,22 +85,30 @@ def remote(address: str) -> "tuple[AbstractFileSystem, str]":
 
 
 @contextmanager
-def opened(place: Place) -> "Iterator[IO[bytes] | _Span]":
+def opened(place: Place) -> "Iterator[IO[bytes] | Span]":
     """Open a file for reading as it is stored, wherever it lies.
 
     Raises:
         OSError: it cannot be opened.
         InputError: as `remote`, or the archive cannot be read.
     """
-    with ExitStack() as stack:
-        file = stack.enter_context(_stored(place))
-        yield _member(file, place, stack) if place.member else file
+    with archives.member(place.address, place.member, _stored) if place.member else _stored(place.address) as file:
+        yield file
 
 
-def _stored(place: Place) -> IO[bytes]:
-    if not place.remote:
-        return open(place.address, "rb")
-    store, path = remote(place.address)
+def members(address: str) -> dict[str, int]:
+    """Return the names of the files in an archive in their order, and their sizes as stored in it.
+
+    Raises:
+        InputError: it is not readable.
+    """
+    return archives.members(address, _stored)
+
+
+def _stored(address: str) -> IO[bytes]:
+    if not is_remote(address):
+        return open(address, "rb")
+    store, path = remote(address)
     try:
         file: IO[bytes] = store.open(path, "rb", block_size=REMOTE_BYTES, cache_type="readahead")
     except OSError:
@@ -107,74 +118,6 @@ def _stored(place: Place) -> IO[bytes]:
     return file
 
 
-def _member(file: IO[bytes], place: Place, stack: ExitStack) -> "IO[bytes] | _Span":
-    """Open a file in an archive; `stack` closes it."""
-    found: IO[bytes] | _Span | None = None
-    reason = "it is not in there"
-    try:
-        if place.address.lower().endswith(".zip"):
-            archive = stack.enter_context(zipfile.ZipFile(file))
-            found = stack.enter_context(archive.open(place.member))
-        else:
-            packed = stack.enter_context(tarfile.open(fileobj=file))  # noqa: SIM115  it is closed with the stack
-            # one after the other, since the end of an archive that was cut cannot be looked into
-            entry = next((entry for entry in packed if entry.name == place.member), None)
-            stored: IO[bytes] | None = packed.fileobj  # type: ignore[assignment]
-            if entry is not None and entry.isreg() and stored is not None:
-                found = _Span(stored, entry.offset_data, entry.size)
-    except (KeyError, NotImplementedError, RuntimeError, *DAMAGES) as error:  # RuntimeError: encrypted
-        reason = str(error)
-    if found is None:
-        raise InputError(f"{place.address}: {place.member} cannot be read from this archive: {reason}")
-    return found
-
-
-class _Span:
-    """A part of a file, which ends where it was meant to or where the file ends."""
-
-    def __init__(self, file: IO[bytes], start: int, size: int) -> None:
-        self._file, self._start, self._size = file, start, size
-        self.closed = False
-        self.seek(0)
-
-    def seek(self, at: int) -> int:
-        """Go to an offset."""
-        self._file.seek(self._start + at)
-        self._left = self._size - at
-        return at
-
-    def read(self, size: int) -> bytes:
-        """Return up to `size` bytes, or nothing at the end."""
-        part = self._file.read(max(min(size, self._left), 0))
-        self._left -= len(part)
-        return part
-
-
-def members(address: str) -> dict[str, int]:
-    """Return the names of the files in an archive, and their sizes as stored in it.
-
-    Raises:
-        InputError: it is not readable.
-    """
-    try:
-        with _stored(Place(address)) as file:
-            if address.lower().endswith(".zip"):
-                with zipfile.ZipFile(file) as archive:
-                    return {own.filename: own.compress_size for own in archive.infolist() if not own.is_dir()}
-            with tarfile.open(fileobj=file) as packed:
-                return _listed(packed)
-    except (OSError, *DAMAGES) as error:
-        raise InputError(f"{address}: not a readable archive: {error}") from error
-
-
-def _listed(packed: tarfile.TarFile) -> dict[str, int]:
-    """Return the files of a tar archive as far as it goes."""
-    found: dict[str, int] = {}
-    with suppress(*DAMAGES):
-        found.update((entry.name, entry.size) for entry in packed if entry.isfile())
-    return found
-
-
 class Inflating:
     """Bytes of a plain, gzipped or zstd-compressed file; one that is cut or damaged gives what can be inflated.
 
@@ -182,11 +125,11 @@ class Inflating:
         torn: the compressed data ended early or are damaged, as far as they were read.
     """
 
-    def __init__(self, file: "IO[bytes] | _Span") -> None:
+    def __init__(self, file: "IO[bytes] | Span") -> None:
         self._file = file
         self.torn = False
-        magic = file.read(4)
-        file.seek(0)
+        self._head = file.read(4)  # given back first: going back may mean to inflate an archive again
+        magic = self._head
         self._parts = self._unzipped() if magic[:2] == GZIP else self._unframed() if magic == ZSTD else self._plain()
 
     def part(self) -> bytes:
@@ -195,8 +138,9 @@ class Inflating:
 
     def _stored(self, size: int) -> bytes:
         """Return bytes as they are stored; an archive that is damaged ends there."""
+        head, self._head = self._head, b""
         try:
-            return self._file.read(size)
+            return head or self._file.read(size)
         except DAMAGES:
             self.torn = True
             return b""
@@ -208,6 +152,7 @@ class Inflating:
     def _unframed(self) -> Iterator[bytes]:
         import pyarrow as pa
 
+        self._file.seek(0)
         stream = pa.CompressedInputStream(pa.PythonFile(self._file, "r"), "zstd")
         try:
             while part := stream.read(FRAME_BYTES):
