@@ -1,4 +1,4 @@
-"""Run the comparisons and print tables: python run.py WORK [--mb 300] [--ranks 2] [--hta PYTHON] [--tracelens PYTHON].
+"""Run the comparisons and print tables: python run.py WORK --generator GENERATOR [--hta PYTHON] [--tracelens PYTHON].
 
 WORK is a folder for the generated traces; they are made by the program given as --generator (OUT --mb N --gz), once.
 Each measurement is a process of its own, on the cores this one may use; run it under ``taskset -c 0,1`` for two.
@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import shutil
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -31,17 +32,31 @@ def measured(python: str, script: str, *arguments: str) -> dict[str, Any] | None
     return found
 
 
+def in_turn(commands: dict[str, tuple[str, ...]], repeats: int) -> dict[str, dict[str, Any] | None]:
+    """Return medians of processes that run one after the other, `repeats` times; None for one that failed."""
+    found: dict[str, list[dict[str, Any] | None]] = {label: [] for label in commands}
+    for _ in range(repeats):
+        for label, command in commands.items():
+            found[label].append(measured(*command))
+    return {label: _medians([own for own in runs if own is not None]) for label, runs in found.items()}
+
+
+def _medians(runs: list[dict[str, Any]]) -> dict[str, Any] | None:
+    figures = ("seconds", "cpu_seconds", "peak_mb")
+    return {name: statistics.median(own[name] for own in runs) for name in figures} if runs else None
+
+
 def row(label: str, own: dict[str, Any] | None, base: dict[str, Any] | None) -> str:
-    """Return a row of a table; ratios are of `base`."""
+    """Return a row of a table; ratios are to `base`."""
     if own is None:
-        return f"| {label} | failed | | | | |"
-    cells = [f"{own['seconds']:.1f}", f"{own['cpu_seconds']:.1f}", f"{own['peak_mb']:.0f}"]
-    if base is not None:
-        cells += [f"{own['seconds'] / base['seconds']:.1f}x", f"{own['peak_mb'] / base['peak_mb']:.1f}x"]
+        return f"| {label} | failed | | | | | |"
+    figures = ("seconds", "cpu_seconds", "peak_mb")
+    cells = [f"{own[name]:.{0 if name == 'peak_mb' else 1}f}" for name in figures]
+    cells += [f"{own[name] / base[name]:.1f}x" for name in figures] if base is not None else []
     return f"| {label} | {' | '.join(cells)} |"
 
 
-HEAD = "| | wall s | CPU s | peak MB | time | memory |\n|---|---|---|---|---|---|"
+HEAD = "| | wall s | CPU s | peak MB | wall | CPU | memory |\n|---|---|---|---|---|---|---|"
 
 
 def machine() -> str:
@@ -70,15 +85,17 @@ def generated(work: Path, generator: str, mb: float, rank: int) -> Path:
     return packed
 
 
-def readers(path: Path, pythons: dict[str, str | None]) -> None:
+def readers(path: Path, pythons: dict[str, str | None], repeats: int) -> None:
     """Print the readers on one file (a)."""
-    print(f"\n## Reading {path.name}, {path.stat().st_size / 1e6:.0f} MB gzipped\n\n{HEAD}")
-    own = measured(sys.executable, "read_file.py", "traceaudit", str(path))
-    print(row("traceaudit, into its tables", own, own))
-    print(row("orjson alone, nothing kept", measured(sys.executable, "read_file.py", "parse_alone", str(path)), own))
-    for name, python in pythons.items():
-        if python:
-            print(row(name, measured(python, "read_file.py", name, str(path)), own))
+    print(f"\n## Reading {path.name}, {path.stat().st_size / 1e6:.0f} MB gzipped; medians of {repeats}\n\n{HEAD}")
+    commands = {
+        "traceaudit, into its tables": (sys.executable, "read_file.py", "traceaudit", str(path)),
+        "orjson alone, nothing kept": (sys.executable, "read_file.py", "parse_alone", str(path)),
+        **{name: (python, "read_file.py", name, str(path)) for name, python in pythons.items() if python},
+    }
+    found = in_turn(commands, repeats)
+    for label, own in found.items():
+        print(row(label, own, next(iter(found.values()))))
 
 
 def whole(folder: Path, hta: str | None) -> None:
@@ -99,14 +116,16 @@ def whole(folder: Path, hta: str | None) -> None:
 
 
 def growth(work: Path, generator: str, mb: float) -> None:
-    """Print how reading grows with events (c)."""
-    print(f"\n## Growth with events\n\n{HEAD}")
-    base = None
-    for factor in (1, 2, 4, 8):
-        path = generated(work, generator, mb * factor, 0)
-        own = measured(sys.executable, "read_file.py", "traceaudit", str(path))
-        base = base or own
-        print(row(f"{mb * factor:g} MB", own, base))
+    """Print how reading, and analysing a rank, grow with events (c)."""
+    paths = [generated(work, generator, mb * factor, 0) for factor in (1, 2, 4, 8)]
+    for what, script in (("Reading", "read_file.py"), ("Analysing", "whole_job.py")):
+        print(f"\n## {what}: growth with events\n\n{HEAD}")
+        base = None
+        for path in paths:
+            given = str(path if what == "Reading" else path.parent)
+            own = measured(sys.executable, script, "traceaudit", given)
+            base = base or own
+            print(row(f"{path.parent.name} MB", own, base))
 
 
 def ranks_growth(counts: list[int], collectives: int) -> None:
@@ -125,17 +144,18 @@ def main() -> None:
     parser.add_argument("--generator", required=True)
     parser.add_argument("--mb", type=float, default=300)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--hta")
     parser.add_argument("--tracelens")
     parser.add_argument("--growth-mb", type=float, default=125)
-    parser.add_argument("--cross-ranks", type=int, nargs="*", default=[8, 64, 512])
+    parser.add_argument("--cross-ranks", type=int, nargs="*", default=[8, 64, 512, 4096, 16384])
     parser.add_argument("--collectives", type=int, default=1000)
     parser.add_argument("--only", nargs="*", default=["readers", "whole", "growth", "ranks"])
     asked = parser.parse_args()
     print(f"# Benchmarks\n\n{machine()}")
     if "readers" in asked.only:
         path = generated(asked.work, asked.generator, asked.mb, 0)
-        readers(path, {"hta": asked.hta, "tracelens": asked.tracelens})
+        readers(path, {"hta": asked.hta, "tracelens": asked.tracelens}, asked.repeats)
     if "whole" in asked.only:
         for rank in range(asked.ranks):
             path = generated(asked.work, asked.generator, asked.mb, rank)
