@@ -15,6 +15,7 @@ from traceaudit.account import RankAccount, account, compact
 from traceaudit.intervals import Intervals
 from traceaudit.leaves import Leaf
 from traceaudit.ranks.members import categorical
+from traceaudit.ranks.shared import Shared
 from traceaudit.reading.normalise import read_trace
 from traceaudit.simulate import simulate
 from traceaudit.steps import Selection, Steps
@@ -31,8 +32,13 @@ def accounts(ranks: int, collectives: int, seed: int = 0) -> list[RankAccount]:
     start, end, wide = _times(ranks, collectives, np.random.default_rng(seed))
     groups = [tuple(range(host * GPUS, (host + 1) * GPUS)) for host in range(ranks // GPUS)]
     across = [tuple(range(place, ranks, GPUS)) for place in range(GPUS)]
+    shared = Shared()
     return [
-        _account(template, rank, ranks, start[:, rank], end[:, rank], wide, groups[rank // GPUS], across[rank % GPUS])
+        shared.of(
+            _account(
+                template, rank, ranks, start[:, rank], end[:, rank], wide, groups[rank // GPUS], across[rank % GPUS]
+            )
+        )
         for rank in range(ranks)
     ]
 

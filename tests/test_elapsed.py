@@ -12,10 +12,14 @@ from traceaudit.ranks.owned import Owned
 CLASSES = (Leaf.NOT_SPLIT, Leaf.KERNELS)
 
 
-@pytest.fixture(params=[1 << 20, 1, 25])
+@pytest.fixture(params=[(1 << 20, 1), (1, 1), (25, 1), (1, 1 << 26), (1 << 20, 1 << 26)])
 def job(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[pd.DataFrame, list[pd.DataFrame]]:
-    """Communications of four ranks, some at once, and the progress of each; summed up few ranks at a time or all."""
-    monkeypatch.setattr(elapsed, "ROWS", request.param)
+    """Communications of four ranks, some at once, and the progress of each, in 32 bits or above.
+
+    They are summed up few ranks at a time or all.
+    """
+    rows, scale = request.param
+    monkeypatch.setattr(elapsed, "ROWS", rows)
     chance = np.random.default_rng(3)
     tables, progress = [], []
     for rank, count in enumerate((20, 1, 30, 11)):
@@ -24,7 +28,11 @@ def job(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tupl
         tables.append(pd.DataFrame({"rank": np.int32(rank), "start_ns": start, "end_ns": end}))
         parts = [
             pd.DataFrame(
-                {"place": place.astype(np.int32), "cls": np.int16(cls), "ns": chance.integers(1, 99, len(place))}
+                {
+                    "place": place.astype(np.int32),
+                    "cls": np.int16(cls),
+                    "ns": scale * chance.integers(1, 99, len(place)),
+                }
             )
             for cls in CLASSES
             for place in [np.flatnonzero(chance.random(2 * count) < 0.6)]

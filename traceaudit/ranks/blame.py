@@ -156,15 +156,15 @@ class _Delays:
         self._turn = turn
         self._level = _levels(turn, self._low, self._high, self._source)
 
-    def _excess(self, elapsed: tuple[Array, Array], some: slice) -> tuple[npt.NDArray[np.intp], Floats]:
+    def _excess(self, elapsed: tuple[Integers, Integers], some: slice) -> tuple[npt.NDArray[np.intp], Floats]:
         """Return for some waiting rows their delay, and how much more of a class the culprit did than they."""
         before, after = elapsed
         delay, rows, since = self._delay_of(some), self._rows[some], self._before[some]
-        own = before[self._own] - np.where(self._own_before >= 0, after[self._own_before], 0)
-        theirs = before[rows] - np.where(since >= 0, after[since], 0)
+        own = before[self._own] - np.where(self._own_before >= 0, after[self._own_before], 0).astype(np.int64)
+        theirs = before[rows] - np.where(since >= 0, after[since], 0).astype(np.int64)
         return delay, np.maximum(own[delay] - theirs, 0).astype(np.float64)
 
-    def add(self, cls: Leaf, elapsed: tuple[Array, Array], mixture: Floats, shares: Shares) -> None:
+    def add(self, cls: Leaf, elapsed: tuple[Integers, Integers], mixture: Floats, shares: Shares) -> None:
         """Add the excess of a class to the leaves that it stands for; `mixture` says by rank how compute divides."""
         for some in stretches(len(self._rows)):
             delay, excess = self._excess(elapsed, some)
@@ -218,7 +218,7 @@ class _Delays:
             np.add.at(burden, waits[known], passed[known])
         return weight, unknown
 
-    def cost(self, elapsed: tuple[Array, Array], weight: Floats) -> Floats:
+    def cost(self, elapsed: tuple[Integers, Integers], weight: Floats) -> Floats:
         """Return by rank what its excess of a class cost."""
         costs = np.zeros(int(self._rank.max()) + 1)
         for some in stretches(len(self._rows)):

@@ -48,29 +48,31 @@ class Elapsed:
         self._begun = np.flatnonzero(np.diff(rank, prepend=-1))
         self._rows = small(np.lexsort((table["start_ns"].to_numpy(), rank)))
 
-    def of(self, cls: Leaf) -> tuple[Array, Array]:
-        """Return the time of a class up to the start and up to the end of each communication."""
+    def of(self, cls: Leaf) -> tuple[Integers, Integers]:
+        """Return the time of a class up to the start and up to the end of each communication; in 32 bits if it fits."""
         return self._of_exposed(*self._exposed[cls]) if cls in self._exposed else self._of_progress(cls)
 
-    def _of_progress(self, cls: Leaf) -> tuple[Array, Array]:
+    def _of_progress(self, cls: Leaf) -> tuple[Integers, Integers]:
         own = np.flatnonzero(self._cls == cls)
         place = self._place[own]  # ascending: of one rank after the other, each by time
-        edges = np.empty(len(self._order), np.int64)
+        edges: Integers = np.empty(len(self._order), np.int32)
         for begin, end in self._stretches():
             first, last = np.searchsorted(place, (2 * begin, 2 * end))
             through = np.zeros(2 * (end - begin), np.int64)
             through[place[first:last] - 2 * begin] = self._ns[own[first:last]]
             self._sum(through, 2 * self._within(begin, end))
+            edges = _holding(edges, through)
             edges[self._order[2 * begin : 2 * end]] = through
         return edges[0::2], edges[1::2]
 
-    def _of_exposed(self, rows: Integers, ns: Integers) -> tuple[Array, Array]:
-        value = by_row(rows, ns, len(self._rows))
-        after = np.empty(len(value), np.int64)
+    def _of_exposed(self, rows: Integers, ns: Integers) -> tuple[Integers, Integers]:
+        value = small(by_row(rows, ns, len(self._rows)))
+        after: Integers = np.empty(len(value), np.int32)
         for begin, end in self._stretches():
             rows = self._rows[begin:end]
-            through = value[rows]
+            through = value[rows].astype(np.int64)
             self._sum(through, self._within(begin, end))
+            after = _holding(after, through)
             after[rows] = through
         return after - value, after
 
@@ -92,6 +94,11 @@ class Elapsed:
         np.cumsum(values, out=values)
         before = np.concatenate(([0], values[begun[1:] - 1]))
         values -= np.repeat(before, np.diff(np.append(begun, len(values))))
+
+
+def _holding(column: Integers, values: Array) -> Integers:
+    """Return a column that can hold values that are not negative."""
+    return column.astype(np.int64, copy=False) if values.max(initial=0) >= 1 << 31 else column
 
 
 def by_row(rows: Integers, ns: Integers, size: int) -> Array:

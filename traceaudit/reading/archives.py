@@ -1,5 +1,6 @@
 """Files in ``.zip`` and ``.tar`` archives, also in archives that were cut."""
 
+import atexit
 import tarfile
 import threading
 import zipfile
@@ -74,13 +75,13 @@ def keep_open() -> None:
     For processes that read one job and end; others use `kept_open`.
     """
     _KEPT.keeping = True
+    atexit.register(_KEPT.close)
 
 
 @contextmanager
 def kept_open() -> Iterator[None]:
     """Keep a compressed archive open in this thread meanwhile."""
-    before = _KEPT.keeping
-    keep_open()
+    before, _KEPT.keeping = _KEPT.keeping, True
     try:
         yield
     finally:

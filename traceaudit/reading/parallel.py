@@ -18,7 +18,7 @@ from types import ModuleType
 
 from traceaudit.account import RankAccount
 from traceaudit.errors import InputError, TraceAuditError
-from traceaudit.ranks.shared import SharedGroups
+from traceaudit.ranks.shared import Shared
 from traceaudit.reading.archives import keep_open
 from traceaudit.reading.cache import Cache, Kept, account_bytes, accounted
 from traceaudit.reading.streams import Place
@@ -109,24 +109,24 @@ def reduce_one(task: Task) -> Outcome:
 def reduced(tasks: Sequence[Task], workers: Executor | None, progress: Progress | None = None) -> list[Outcome]:
     """Return the outcomes of tasks in their order; `workers` of None is this process."""
     total = sum(task.size for task in tasks)
-    groups = SharedGroups()
+    shared = Shared()
     if workers is None:
         outcomes, done = [], 0
         for task in tasks:
             if progress is not None:
                 progress(done, total, task.place.name)
-            outcomes.append(_sharing(reduce_one(task), groups))
+            outcomes.append(_sharing(reduce_one(task), shared))
             done += task.size
         return outcomes
-    return _collected(tasks, workers, progress, total, groups)
+    return _collected(tasks, workers, progress, total, shared)
 
 
-def _sharing(outcome: Outcome, groups: SharedGroups) -> Outcome:
-    return outcome if outcome.account is None else replace(outcome, account=groups.of(outcome.account))
+def _sharing(outcome: Outcome, shared: Shared) -> Outcome:
+    return outcome if outcome.account is None else replace(outcome, account=shared.of(outcome.account))
 
 
 def _collected(
-    tasks: Sequence[Task], workers: Executor, progress: Progress | None, total: int, groups: SharedGroups
+    tasks: Sequence[Task], workers: Executor, progress: Progress | None, total: int, shared: Shared
 ) -> list[Outcome]:
     found: dict[int, Outcome] = {}
     waiting = _in_turn(tasks)
@@ -134,7 +134,7 @@ def _collected(
         failed: dict[int, Exception] = {}
         for index, outcome in _results(tasks, waiting, workers):
             if isinstance(outcome, Outcome):
-                found[index] = _sharing(outcome, groups)
+                found[index] = _sharing(outcome, shared)
                 if progress is not None:
                     progress(sum(tasks[done].size for done in found), total, tasks[index].place.name)
             else:
@@ -144,7 +144,7 @@ def _collected(
             break
         if attempt == RETRIES:
             return _filled(tasks, found, failed)
-    found.update((index, _sharing(_alone(tasks[index]), groups)) for index in waiting)
+    found.update((index, _sharing(_alone(tasks[index]), shared)) for index in waiting)
     return [found[index] for index in range(len(tasks))]
 
 
