@@ -20,7 +20,7 @@ from traceaudit.audit import Audit
 from traceaudit.errors import TraceAuditError
 from traceaudit.flops.counting import counted_on_host
 from traceaudit.host_device import WARNING, on_host
-from traceaudit.inspection import inspect
+from traceaudit.inspection.inspect import inspect
 from traceaudit.pipeline import analyze
 from traceaudit.reading.decode import load
 from traceaudit.reading.normalise import normalise, read_trace

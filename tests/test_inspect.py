@@ -17,7 +17,9 @@ from tests.rewriting import rewritten
 from tests.test_real_traces import REFUSED, SETS
 from traceaudit.cli import main
 from traceaudit.errors import InputError
-from traceaudit.inspection import Holding, Level, held, inspect
+from traceaudit.inspection.holding import Holding, held
+from traceaudit.inspection.inspect import inspect
+from traceaudit.inspection.lacks import Level
 from traceaudit.reading.streams import Place
 
 ROOT = Path(__file__).parents[1]
@@ -266,7 +268,7 @@ def test_inspection_imports_no_torch(simulated: Simulated) -> None:
     """It runs where only the analysis is installed."""
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from traceaudit.inspection import inspect\n"
+        "from traceaudit.inspection.inspect import inspect\n"
         f"print(inspect({str(simulated('late_rank'))!r}).usable)"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

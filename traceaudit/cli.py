@@ -255,7 +255,7 @@ def inspect(traces: tuple[str, ...], json_path: str | None, force: bool, jobs: i
     """
     from traceaudit.audit import write
     from traceaudit.errors import InputError
-    from traceaudit.inspection import inspect as run
+    from traceaudit.inspection.inspect import inspect as run
     from traceaudit.report.json_file import to_json
 
     with reported():

@@ -37,7 +37,7 @@ if find_spec("torch") is None:
 
 from traceaudit.capture.description import describe
 from traceaudit.capture.recorder import CaptureWarning, Recorder, capture, handler
-from traceaudit.inspection import Inspection, inspect
+from traceaudit.inspection.inspect import Inspection, inspect
 
 __all__ = ["CaptureWarning", "Recorder", "capture", "describe", "handler", "verify"]
 
