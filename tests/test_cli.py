@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from traceaudit.cli import _progress, main
-from traceaudit.cli_outputs import CSV_FILES
+from traceaudit.cli import main
+from traceaudit.cli.outputs import CSV_FILES
+from traceaudit.cli.progress import progress
 
 Directory = Callable[[str], Path]
 
@@ -201,8 +202,8 @@ def test_reading_without_a_terminal_says_each_tenth_once(
 ) -> None:
     """Nothing is said of a short reading; of a long one a line for each tenth that is passed."""
     now = [100.0]
-    monkeypatch.setattr("traceaudit.cli.time.monotonic", lambda: now[0])
-    with _progress(quiet=False) as report:
+    monkeypatch.setattr("traceaudit.cli.progress.time.monotonic", lambda: now[0])
+    with progress(quiet=False) as report:
         assert report is not None
         report(50_000_000, 100_000_000, "rank0.json")
         now[0] += 60

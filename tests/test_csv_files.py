@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.results import Result, every_case, result_of
-from traceaudit.cli_outputs import CSV_FILES
+from traceaudit.cli.outputs import CSV_FILES
 from traceaudit.report.csv_files import csv_files
 
 

@@ -1,6 +1,5 @@
 """What an analysis found: headline figures, tables, pictures and files."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ import pandas as pd
 from traceaudit.attribute import Attribution
 from traceaudit.errors import InputError
 from traceaudit.leaves import Bucket, Leaf
+from traceaudit.output_files import write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -205,28 +205,3 @@ class Audit:
         from traceaudit.report.notebook import fragment
 
         return fragment(self.result)
-
-
-def refuse_overwriting(paths: Iterable[Path | None], *, force: bool) -> None:
-    """Fail before the work, not after it.
-
-    Raises:
-        InputError: one of the files exists and `force` is not set.
-    """
-    for path in paths:
-        if path is not None and path.exists() and not force:
-            raise InputError(f"{path} exists; pass --force to overwrite it.")
-
-
-def write(path: Path, content: bytes, *, force: bool) -> None:
-    """Write a file that must not exist yet, unless `force` is set.
-
-    Raises:
-        InputError: it exists, or cannot be written.
-    """
-    if path.exists() and not force:
-        raise InputError(f"{path} exists; pass --force to overwrite it.")
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,6 +29,7 @@ from traceaudit.audit import Audit
 from traceaudit.errors import InputError
 from traceaudit.intervals import Array
 from traceaudit.leaves import Bucket, Leaf
+from traceaudit.output_files import created
 from traceaudit.ranks.collectives import group_label
 from traceaudit.reading.streams import Inflating, Place, opened
 from traceaudit.slices import Slicer
@@ -55,7 +56,7 @@ def write_overlay(audit: Audit, path: Path, *, force: bool = False) -> None:
         InputError: the file exists and `force` is not set, it cannot be written, or the pieces are not there.
     """
     shown = _shown(audit)
-    with _created(path, force=force) as file, gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
+    with created(path, force=force) as file, gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
         for part in _text(shown):
             packed.write(part.encode())
 
@@ -68,21 +69,12 @@ def write_bundle(audit: Audit, path: Path, *, force: bool = False) -> None:
     """
     shown = _shown(audit)
     names = _member_names(shown)
-    with _created(path, force=force) as file, tarfile.open(fileobj=file, mode="w") as archive:
+    with created(path, force=force) as file, tarfile.open(fileobj=file, mode="w") as archive:
         manifest = json.dumps(_manifest(audit, shown, names), indent=1, ensure_ascii=False).encode()
         _add(archive, MANIFEST, [manifest])
         _add(archive, OVERLAY, (part.encode() for part in _text(shown)))
         for rank, name in names.items():
             _add(archive, name, _inflated(shown.slicer.tasks[rank].place))
-
-
-def _created(path: Path, *, force: bool) -> IO[bytes]:
-    if path.exists() and not force:
-        raise InputError(f"{path} exists; pass --force to overwrite it.")
-    try:
-        return path.open("wb")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def _shown(audit: Audit) -> _Shown:

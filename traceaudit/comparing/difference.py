@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pandas as pd
 
-from traceaudit.audit import Audit, write
+from traceaudit.audit import Audit
 from traceaudit.comparing.compare import compare
 from traceaudit.errors import InputError
+from traceaudit.output_files import write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
