@@ -45,7 +45,10 @@ FRAGMENTED = 0.20  # of the reserved bytes unused at the peak
 
 @dataclass(frozen=True)
 class Plan:
-    """A model and how it is run.
+    """A model and how it is run, by the names of ``run.json``.
+
+    Unlike `traceaudit.mfu.architecture.Architecture`, which computes the parameters from all sizes of a decoder, a plan
+    has them declared, and sizes that are not known are 0.
 
     Attributes:
         params: parameters, all experts included.

@@ -66,6 +66,11 @@ class Architecture:
         """The dimension of a head's values."""
         return self.v_head_dim or self.qk_dim
 
+    @property
+    def kv_dim(self) -> int:
+        """The dimension of the keys and values of all heads together."""
+        return (self.kv_heads or self.heads) * (self.qk_dim + self.v_dim)
+
     def attention_params(self) -> int:
         """Return the parameters of one layer's attention."""
         h, width = self.hidden, self.heads * self.qk_dim
@@ -75,9 +80,8 @@ class Architecture:
             query = h * self.q_rank + self.q_rank + self.q_rank * width if self.q_rank else h * width
             latent = h * (self.kv_rank + self.rope_dim) + self.kv_rank
             return query + latent + self.kv_rank * self.heads * (no_rope + self.v_dim) + output
-        kv = (self.kv_heads or self.heads) * (self.qk_dim + self.v_dim)
-        biases = width + kv + h if self.biased else 0
-        return h * width + h * kv + output + biases
+        biases = width + self.kv_dim + h if self.biased else 0
+        return h * width + h * self.kv_dim + output + biases
 
     def ffn_params(self, width: int) -> int:
         """Return the parameters of a feed-forward of a width."""
@@ -124,8 +128,7 @@ class Architecture:
         1.0
         """
         width = self.heads * self.qk_dim
-        kv = (self.kv_heads or self.heads) * (self.qk_dim + self.v_dim)
-        attention = self.hidden * (width + kv) + self.heads * self.v_dim * self.hidden
+        attention = self.hidden * (width + self.kv_dim) + self.heads * self.v_dim * self.hidden
         layer = 6.0 * (attention + (3 if self.gated else 2) * self.hidden * self.ffn) * self.layers
         core = self.attention_flops(seq_len, causal=False)
         logits = 6.0 * self.vocab * self.hidden
