@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from traceaudit.cli import main
 from traceaudit.errors import InputError, ModelFlopsError
 from traceaudit.events import Device
+from traceaudit.inventory import bytes_of, plan_of
 from traceaudit.mfu.hardware import gpus, identify
 from traceaudit.mfu.model import Run, declared, numerator
 from traceaudit.mfu.model_files import read
@@ -359,3 +360,11 @@ def test_devices_prints_the_table() -> None:
     assert line.split()[3:] == ["67", "494.5", "989.4", "989.4", "1978.9", "-", "3350", "132"]
     assert result.output.count("\n") == 1 + len(gpus())
     assert "torchtitan" in CliRunner().invoke(main, ["devices", "--sources"]).output
+
+
+def test_grouped_queries_make_the_cache_small(tmp_path: Path) -> None:
+    """The cache of a Llama 70B holds keys and values of its 8 key-value heads of 128 in two bytes, on 80 layers."""
+    config = {**LLAMA_8B, "num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64}
+    plan = plan_of({**read(written(tmp_path / "config.json", config)), "seq_len": 100, "kv_tokens": 100})
+    assert plan is not None
+    assert bytes_of(plan)["kv_cache"] == 2 * 2 * 80 * 8 * 128 * 100

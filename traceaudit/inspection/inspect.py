@@ -11,6 +11,7 @@ from traceaudit.account import RankAccount
 from traceaudit.inspection.holding import Holding, held
 from traceaudit.inspection.job import of_job
 from traceaudit.inspection.lacks import Lack, Level, of_files
+from traceaudit.reading.archives import kept_open
 from traceaudit.reading.parallel import Progress, Task, running
 from traceaudit.reading.sources import Source, find
 from traceaudit.steps import Selection
@@ -62,6 +63,7 @@ class Inspection:
         return "\n".join(lines(self.result))
 
 
+@kept_open()
 def inspect(
     traces: str | Path | Sequence[str | Path], *, jobs: int | None = None, progress: Progress | None = None
 ) -> Inspection:

@@ -96,6 +96,7 @@ def _described(model: Architecture, seq_len: object) -> Values:
         "layers": model.layers,
         "hidden": model.hidden,
         "heads": model.heads,
+        "kv_heads": model.kv_heads,
         "head_dim": (model.qk_dim + model.v_dim) / 2,
         "vocab": model.vocab,
         "seq_len": seq_len,
