@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import Audited
 from traceaudit.audit import Audit
 from traceaudit.pipeline import analyze
 from traceaudit.simulate import play, write_trace
@@ -58,15 +59,18 @@ def anonymous(trace: dict[str, Any]) -> None:
             event["args"]["Process Group Description"] = "undefined"
 
 
+Case = tuple[str, Path, Audit]
+
+
 @pytest.fixture(scope="module", params=GOLDEN)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """Return the name of a golden case and the directory of its traces."""
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """Return the name of a golden case, the directory of its traces and their analysis."""
     name = str(request.param)
     directory = tmp_path_factory.mktemp("golden")
     job = unit_pipeline(GOLDEN[name][0])
     for rank, recording in enumerate(play(job)):
         write_trace(directory / f"rank{rank}_trace.json.gz", job, recording)
-    return name, directory
+    return name, directory, analyze(directory)
 
 
 def divided(audit: Audit) -> dict[str, float]:
@@ -76,24 +80,24 @@ def divided(audit: Audit) -> dict[str, float]:
     return {leaf: sums[leaf] / UNIT_NS for leaf in WAITS if leaf in sums.index and sums[leaf] > OVERHEAD_NS}
 
 
-def test_golden_case_divides_as_it_should(case: tuple[str, Path]) -> None:
+def test_golden_case_divides_as_it_should(case: Case) -> None:
     """The waits of each golden case divide into the parts of the table."""
-    name, directory = case
-    assert divided(analyze(directory)) == pytest.approx(GOLDEN[name][2], abs=OVERHEAD_NS / UNIT_NS)
+    name, _, audit = case
+    assert divided(audit) == pytest.approx(GOLDEN[name][2], abs=OVERHEAD_NS / UNIT_NS)
 
 
-def test_golden_case_waits_per_rank(case: tuple[str, Path]) -> None:
+def test_golden_case_waits_per_rank(case: Case) -> None:
     """Every rank waits what the table says."""
-    name, directory = case
-    leaves = analyze(directory).leaves
+    name, _, audit = case
+    leaves = audit.leaves
     middle = leaves[(leaves["step"] == sorted(set(leaves["step"]))[1]) & leaves["leaf"].isin((*WAITS, "other"))]
     waits = middle.groupby("rank")["ns"].sum() / UNIT_NS
     assert waits.tolist() == pytest.approx(GOLDEN[name][1], abs=OVERHEAD_NS / UNIT_NS)
 
 
-def test_golden_case_without_described_groups(case: tuple[str, Path], tmp_path: Path) -> None:
+def test_golden_case_without_described_groups(case: Case, tmp_path: Path) -> None:
     """The stages are found from who sends to whom, with the same division."""
-    name, directory = case
+    name, directory, _ = case
     for path in directory.glob("rank*"):
         trace = json.loads(gzip.decompress(path.read_bytes()))
         anonymous(trace)
@@ -103,9 +107,9 @@ def test_golden_case_without_described_groups(case: tuple[str, Path], tmp_path: 
     assert divided(audit) == pytest.approx(GOLDEN[name][2], abs=OVERHEAD_NS / UNIT_NS)
 
 
-def test_theory_stands_beside_the_measurement(simulated: Callable[[str], Path]) -> None:
+def test_theory_stands_beside_the_measurement(audited: Audited) -> None:
     """For a balanced 1F1B the measured bubble is (p - 1)/m of the ideal time."""
-    pipeline = analyze(simulated("pipeline_1f1b")).result["pipeline"]
+    pipeline = audited("pipeline_1f1b").result["pipeline"]
     assert (pipeline["stages"], pipeline["microbatches"], pipeline["theory"]) == (4, 8, 3 / 8)
     assert pipeline["measured"] == pytest.approx(3 / 8, rel=0.01)
     assert pipeline["replay_error"] < 0.01

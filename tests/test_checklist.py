@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from tests.conftest import Audited
 from traceaudit.cli import main
 from traceaudit.pipeline import analyze
 from traceaudit.simulate import SCENARIOS
@@ -17,37 +18,24 @@ Directory = Callable[[str], Path]
 SMALL = [name for name, scenario in SCENARIOS.items() if not scenario.large]
 
 
-@pytest.fixture(scope="module")
-def results(simulated: Directory) -> Callable[[str], dict[str, Any]]:
-    """Return a function from a scenario's name to its result, made once."""
-    known: dict[str, dict[str, Any]] = {}
-
-    def result(scenario: str) -> dict[str, Any]:
-        if scenario not in known:
-            known[scenario] = analyze(simulated(scenario)).result
-        return known[scenario]
-
-    return result
-
-
 def status(result: dict[str, Any], item: int) -> str:
     """Return the status of an item of the checklist."""
     return str(result["checklist"][item - 1]["status"])
 
 
 @pytest.mark.parametrize("scenario", SMALL)
-def test_ten_items_with_evidence(scenario: str, results: Callable[[str], dict[str, Any]]) -> None:
+def test_ten_items_with_evidence(scenario: str, audited: Audited) -> None:
     """There are ten items in order, each with evidence; an open one says what to record."""
-    rows = results(scenario)["checklist"]
+    rows = audited(scenario).result["checklist"]
     assert [row["item"] for row in rows] == list(range(1, 11))
     assert all(row["title"] and row["evidence"] and row["status"] in ("ok", "problem", "unknown") for row in rows)
     assert all((row["record_next"] is not None) == (row["status"] == "unknown") for row in rows)
 
 
 @pytest.mark.parametrize("scenario", SMALL)
-def test_walk_through_is_in_the_experts_order(scenario: str, results: Callable[[str], dict[str, Any]]) -> None:
+def test_walk_through_is_in_the_experts_order(scenario: str, audited: Audited) -> None:
     """The steps go from peak and numerator over gaps, communication, ends and late ranks to the kernels."""
-    rows = results(scenario)["walk_through"]
+    rows = audited(scenario).result["walk_through"]
     order = (
         "denominator",
         "numerator",
@@ -92,11 +80,9 @@ def test_walk_through_is_in_the_experts_order(scenario: str, results: Callable[[
         ("launch_bound", 10, "problem"),
     ],
 )
-def test_items_answer_what_was_planted(
-    scenario: str, item: int, expected: str, results: Callable[[str], dict[str, Any]]
-) -> None:
+def test_items_answer_what_was_planted(scenario: str, item: int, expected: str, audited: Audited) -> None:
     """Each item is a problem in the runs where it was planted, and none in those where it was not."""
-    assert status(results(scenario), item) == expected
+    assert status(audited(scenario).result, item) == expected
 
 
 @pytest.mark.parametrize(
@@ -112,11 +98,9 @@ def test_items_answer_what_was_planted(
         ("hidden_allreduce", "late", "ok"),
     ],
 )
-def test_walk_through_tells_what_was_planted(
-    scenario: str, word: str, expected: str, results: Callable[[str], dict[str, Any]]
-) -> None:
+def test_walk_through_tells_what_was_planted(scenario: str, word: str, expected: str, audited: Audited) -> None:
     """The four signatures and recompute are problems where they were planted."""
-    row = next(row for row in results(scenario)["walk_through"] if word in row["title"].lower())
+    row = next(row for row in audited(scenario).result["walk_through"] if word in row["title"].lower())
     assert row["status"] == expected
 
 
@@ -158,9 +142,9 @@ def test_failure_budget_answers_item_7(simulated: Directory) -> None:
     assert status(seldom, 7) == "problem"
 
 
-def test_open_checks_ask_for_a_recording(results: Callable[[str], dict[str, Any]]) -> None:
+def test_open_checks_ask_for_a_recording(audited: Audited) -> None:
     """Traces without memory events ask for them, and the snippet turns them on."""
-    found = results("compute_only")["record_next"]
+    found = audited("compute_only").result["record_next"]
     assert "memory events" in found["text"]
     assert "profile_memory=True" in found["snippet"]
 

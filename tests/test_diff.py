@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import traceaudit as ta
+from tests.conftest import Audited
 from tests.runs import changed, jittered, result_of
 from traceaudit.cli import main
 from traceaudit.comparing.compare import LEVELS, NOISE, compare
@@ -61,9 +62,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Result:
 
 
 @pytest.fixture(scope="module")
-def sample() -> Result:
-    """Return the result of the sample."""
-    return ta.analyze(Path(__file__).parents[1] / "sample_traces" / "run_28_mfu").result
+def sample(audited: Audited) -> Result:
+    """Return the result of the sample, whose traces are those of the scenario."""
+    return audited("run_28_mfu").result
 
 
 def beyond_noise(data: Mapping[str, Any], level: str) -> dict[str, str]:
@@ -238,9 +239,9 @@ def test_single_steps_tell_no_spread(sample: Result) -> None:
     assert "unknown" in ta.diff(cut_to(sample, 1), cut_to(sample, 1)).to_markdown()
 
 
-def test_a_change_in_every_step_that_is_not_certain_is_a_hint(simulated: Callable[[str], Path]) -> None:
+def test_a_change_in_every_step_that_is_not_certain_is_a_hint(audited: Audited) -> None:
     """A loader that stalls 5, 25 and 40 ms in three steps is within noise of none, and the headline says what it is."""
-    found = ta.diff(simulated("loader_stall"), simulated("compute_only"))
+    found = ta.diff(audited("loader_stall"), audited("compute_only"))
     row = row_of(found.data, "bucket", "host_gap")
     assert (row["verdict"], row["separated"]) == (NOISE, True)
     assert "In host gaps every step of one run lies beyond all of the other" in found.headline
@@ -341,9 +342,9 @@ def test_other_work_without_tokens_is_refused(sample: Result) -> None:
         compare(*sides)
 
 
-def test_without_mfu_times_are_compared(simulated: Callable[[str], Path]) -> None:
+def test_without_mfu_times_are_compared(audited: Audited) -> None:
     """Where MFU is unknown on one side, compute stands in one row and nothing has MFU points."""
-    known = ta.analyze(simulated("compute_only")).result
+    known = audited("compute_only").result
     unknown = copy.deepcopy(known)
     unknown["job"]["mfu"] = None
     found = ta.diff(unknown, known)
@@ -505,20 +506,22 @@ def test_the_command_writes_what_was_asked_for(files: tuple[Path, Path], tmp_pat
     assert run.invoke(main, ["diff", good, str(tmp_path / "absent")]).exit_code == 1
 
 
-def test_a_report_and_traces_can_be_compared(simulated: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_report_and_traces_can_be_compared(
+    simulated: Callable[[str], Path], audited: Audited, tmp_path: Path
+) -> None:
     """An HTML report carries its result; traces are analysed."""
     traces = simulated("late_rank")
-    ta.analyze(traces).to_html(tmp_path / "report.html")
+    audited("late_rank").to_html(tmp_path / "report.html")
     run = CliRunner().invoke(main, ["diff", str(tmp_path / "report.html"), str(traces), "--fail-on-regression", "0"])
     assert run.exit_code == 0
     assert run.stdout.startswith("No change beyond noise: MFU 40.5 %")
 
 
 def test_an_analysis_says_what_changed_from_a_baseline(
-    files: tuple[Path, Path], simulated: Callable[[str], Path], tmp_path: Path
+    files: tuple[Path, Path], simulated: Callable[[str], Path], audited: Audited, tmp_path: Path
 ) -> None:
     """--baseline adds the headline of the difference; a baseline of other work is an error."""
-    ta.analyze(simulated("late_rank")).to_json(tmp_path / "baseline.json")
+    audited("late_rank").to_json(tmp_path / "baseline.json")
     run = CliRunner()
     same = run.invoke(main, ["analyze", str(simulated("late_rank")), "--baseline", str(tmp_path / "baseline.json")])
     assert (same.exit_code, "Against baseline.json: No change beyond noise" in same.stdout) == (0, True)

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from tests.conftest import Audited
 from traceaudit.audit import Audit
 from traceaudit.errors import PartitionError
 from traceaudit.findings.conclude import RULES, check, conclude
@@ -46,35 +47,20 @@ KEYS = {
 }
 
 
-@pytest.fixture(scope="module")
-def audited(simulated: Directory) -> Callable[[str], Audit]:
-    """Return a function from a scenario's name to its analysis, made once."""
-    known: dict[str, Audit] = {}
-
-    def audit(scenario: str) -> Audit:
-        if scenario not in known:
-            known[scenario] = analyze(simulated(scenario))
-        return known[scenario]
-
-    return audit
-
-
 def losses(result: Row) -> list[Row]:
     """Return the findings that claim time."""
     return [row for row in result["findings"] if row["ns"]]
 
 
 @pytest.mark.parametrize("scenario", SMALL)
-def test_what_is_planted_is_found_and_nothing_else(
-    scenario: str, audited: Callable[[str], Audit], simulated: Directory
-) -> None:
+def test_what_is_planted_is_found_and_nothing_else(scenario: str, audited: Audited, simulated: Directory) -> None:
     """The findings of a scenario are those planted in it, the most expensive first; a clean run has none."""
     planted = json.loads((simulated(scenario) / "truth.json").read_text())["findings"]
     assert [row["id"] for row in losses(audited(scenario).result)] == planted
 
 
 @pytest.mark.parametrize("scenario", SMALL)
-def test_claims_stay_within_the_truth(scenario: str, audited: Callable[[str], Audit], simulated: Directory) -> None:
+def test_claims_stay_within_the_truth(scenario: str, audited: Audited, simulated: Directory) -> None:
     """Findings claim no more of a leaf than was planted, as far as the truth names the leaf by itself."""
     truth = json.loads((simulated(scenario) / "truth.json").read_text())
     planted: dict[str, int] = defaultdict(int)
@@ -93,13 +79,13 @@ def test_claims_stay_within_the_truth(scenario: str, audited: Callable[[str], Au
 
 
 @pytest.mark.parametrize("scenario", CLEAN)
-def test_a_clean_run_has_no_finding_at_all(scenario: str, audited: Callable[[str], Audit]) -> None:
+def test_a_clean_run_has_no_finding_at_all(scenario: str, audited: Audited) -> None:
     """Not even a note stands in the list of a run in which nothing is wrong."""
     assert audited(scenario).result["findings"] == []
 
 
 @pytest.mark.parametrize("scenario", SMALL)
-def test_notes_about_steps_are_true(scenario: str, audited: Callable[[str], Audit], simulated: Directory) -> None:
+def test_notes_about_steps_are_true(scenario: str, audited: Audited, simulated: Directory) -> None:
     """A note that steps are not alike stands where, in the truth, one is half as long again as the median."""
     truth = json.loads((simulated(scenario) / "truth.json").read_text())
     sums: dict[int, int] = defaultdict(int)
@@ -143,29 +129,29 @@ def sound(audit: Audit) -> None:
 
 
 @pytest.mark.parametrize("scenario", SMALL)
-def test_each_nanosecond_is_claimed_once(scenario: str, audited: Callable[[str], Audit]) -> None:
+def test_each_nanosecond_is_claimed_once(scenario: str, audited: Audited) -> None:
     """Claims of a leaf add up to no more than the leaf; the list is sorted, and evidence lies in the rank's windows."""
     sound(audited(scenario))
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_findings_of_real_traces_are_sound(name: str, real_traces: Path) -> None:
+def test_findings_of_real_traces_are_sound(name: str, audited_real: Audited) -> None:
     """The same holds for real traces, and each of these has something to find."""
-    audit = analyze(real_traces / name)
+    audit = audited_real(name)
     sound(audit)
     assert losses(audit.result)
 
 
 @pytest.mark.parametrize("name", ["llama-tp2-4090", "lightllm-ep8-h200", "b200-1of8"])
-def test_inference_gets_no_training_advice(name: str, real_traces: Path) -> None:
+def test_inference_gets_no_training_advice(name: str, audited_real: Audited) -> None:
     """Where only forwards were recorded, nobody is told to change gradients, optimizer, recompute or micro-batches."""
-    result = analyze(real_traces / name).result
+    result = audited_real(name).result
     told = json.dumps([result["findings"], result["record_next"], *(row["record_next"] for row in result["checklist"])])
     words = ("gradient", "optimizer", "backward", "recompute", "micro-batch", "FSDP", "DDP", "checkpoint", "train_step")
     assert [word for word in words if word in told] == []
 
 
-def test_worst_culprit_can_be_found_in_its_file(audited: Callable[[str], Audit], simulated: Directory) -> None:
+def test_worst_culprit_can_be_found_in_its_file(audited: Audited, simulated: Directory) -> None:
     """The place of a culprit's worst instance is a row of its file: name, beginning and end."""
     where = audited("slow_gpu").result["stragglers"][0]["where"]
     trace = json.loads(gzip.decompress((simulated("slow_gpu") / where["file"]).read_bytes()))
@@ -179,7 +165,7 @@ def test_worst_culprit_can_be_found_in_its_file(audited: Callable[[str], Audit],
 
 
 @pytest.mark.parametrize("scenario", SMALL)
-def test_culprits_have_a_place(scenario: str, audited: Callable[[str], Audit]) -> None:
+def test_culprits_have_a_place(scenario: str, audited: Audited) -> None:
     """Whoever caused waits has a place in its own file and windows, on a stream or a thread."""
     audit = audited(scenario)
     for entry in audit.result["stragglers"]:
@@ -194,7 +180,7 @@ def test_culprits_have_a_place(scenario: str, audited: Callable[[str], Audit]) -
         assert where["end_ns"] > int(own["start_ns"].min())
 
 
-def test_pause_is_placed_where_it_was_planted(audited: Callable[[str], Audit], simulated: Directory) -> None:
+def test_pause_is_placed_where_it_was_planted(audited: Audited, simulated: Directory) -> None:
     """The longest pause of a late loader lies in the step for which it was planted the longest."""
     longest = max(
         (entry for entry in json.loads((simulated("run_28_mfu") / "truth.json").read_text())["planted"]),
@@ -204,7 +190,7 @@ def test_pause_is_placed_where_it_was_planted(audited: Callable[[str], Audit], s
     assert (entry["where"]["rank"], entry["where"]["step"]) == (longest["rank"], longest["step"])
 
 
-def test_points_follow_rule_6(audited: Callable[[str], Audit]) -> None:
+def test_points_follow_rule_6(audited: Audited) -> None:
     """The ceiling of a finding is MFU / (1 - share), and its points are what is above MFU."""
     result = audited("run_28_mfu").result
     for row in losses(result):
@@ -223,7 +209,7 @@ def test_claiming_twice_is_an_error() -> None:
         check([Finding("b", "", "", "", "", Confidence.MEASURED, {Leaf.DP: -1})], {Leaf.DP: 60})
 
 
-def test_small_losses_are_counted_and_not_listed(audited: Callable[[str], Audit]) -> None:
+def test_small_losses_are_counted_and_not_listed(audited: Audited) -> None:
     """Below half a percent of the time a loss is no finding; how many there were stands beside the list."""
     result = audited("host_pauses").result
     synchronising = next(row for row in result["job"]["leaves"] if row["leaf"] == "host_sync")
@@ -264,27 +250,27 @@ def test_contradicted_declarations_are_noted(simulated: Directory) -> None:
     assert "declared as full" in texts[1]
 
 
-def test_recompute_that_memory_does_without_says_so(audited: Callable[[str], Audit]) -> None:
+def test_recompute_that_memory_does_without_says_so(audited: Audited) -> None:
     """The model would fit into 80 GB without recompute, by formula; the finding says by how much."""
     row = audited("recompute").result["findings"][0]
     assert row["id"] == "recompute.full"
     assert "memory would do without" in row["summary"]
 
 
-def test_a_slow_gpu_is_no_heavy_stage(audited: Callable[[str], Audit]) -> None:
+def test_a_slow_gpu_is_no_heavy_stage(audited: Audited) -> None:
     """Stage imbalance that one slow GPU makes belongs to the GPU, not to the layers of its stage."""
     rows = losses(audited("pipeline_slow_rank").result)
     claims = {claim["leaf"]: row["id"] for row in rows for claim in row["claims"]}
     assert claims["stage_imbalance"] == "straggler.slow-gpu"
 
 
-def test_findings_are_a_table_in_python(audited: Callable[[str], Audit]) -> None:
+def test_findings_are_a_table_in_python(audited: Audited) -> None:
     """`Audit.findings` has a row a finding; without one it is empty."""
     assert list(audited("recompute").findings["id"]) == list(SCENARIOS["recompute"].findings)
     assert len(audited("compute_only").findings) == 0
 
 
-def test_snippet_is_python(audited: Callable[[str], Audit]) -> None:
+def test_snippet_is_python(audited: Audited) -> None:
     """What to record next is a script that parses, with no field left open."""
     found = audited("run_28_mfu").result["record_next"]
     ast.parse(found["snippet"])
@@ -292,7 +278,7 @@ def test_snippet_is_python(audited: Callable[[str], Audit]) -> None:
     assert "profile_memory=True" in found["text"]
 
 
-def test_snippet_records_a_trace(audited: Callable[[str], Audit], tmp_path: Path) -> None:
+def test_snippet_records_a_trace(audited: Audited, tmp_path: Path) -> None:
     """Run as it is on a loop of one's own, the snippet writes the trace of as many steps as it says."""
     pytest.importorskip("torch")
     snippet = audited("run_28_mfu").result["record_next"]["snippet"]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.conftest import Audited
 from tests.test_gaps import CALL, FRAME, LATE, LOADER, MAIN, NCCL, OPERATOR, TO_HOST, gpu, host, launched
 from traceaudit.account import account
 from traceaudit.audit import Audit
@@ -566,18 +567,18 @@ def test_reserved_memory_is_set_against_allocated(read: Read) -> None:
         ("launch_missing", "launch_missing", ""),
     ],
 )
-def test_the_planted_call_heads_its_leaf(scenario: str, leaf: str, call: str, simulated: Directory) -> None:
+def test_the_planted_call_heads_its_leaf(scenario: str, leaf: str, call: str, audited: Audited) -> None:
     """In the result, the leaf's largest row is the planted call; rows of a leaf add up to the leaf."""
-    result = analyze(simulated(scenario)).result
+    result = audited(scenario).result
     own = [found for found in result["host_gaps"] if found["leaf"] == leaf]
     assert own[0]["call"] == call
     planted = next(found["ns"] for found in result["job"]["leaves"] if found["leaf"] == leaf)
     assert sum(found["ns"] for found in own) == planted
 
 
-def test_a_graphs_replay_has_no_phantom_idle(simulated: Directory) -> None:
+def test_a_graphs_replay_has_no_phantom_idle(simulated: Directory, audited: Audited) -> None:
     """Between the kernels of a graph the GPU's own latency passes, whatever its launch call does meanwhile."""
-    found = analyze(simulated("graph_replay")).gaps
+    found = audited("graph_replay").gaps
     latency = found[found["leaf"] == "launch_latency"]
     assert (latency["thread"] == -1).all()
     trace = read_trace(simulated("graph_replay") / "rank0_trace.json.gz")
@@ -585,14 +586,14 @@ def test_a_graphs_replay_has_no_phantom_idle(simulated: Directory) -> None:
     assert own.throughput["graph_kernels"] == 3 * 400
 
 
-def test_a_stalled_loader_and_a_slow_gpu_of_the_same_step_time_are_told_apart(simulated: Directory) -> None:
+def test_a_stalled_loader_and_a_slow_gpu_of_the_same_step_time_are_told_apart(audited: Audited) -> None:
     """Both runs take the same time, every rank and step; one lost it to kernels, the other to the data loader."""
     windows = [
         [[step.end_ns - step.start_ns for step in recording.steps] for recording in play(SCENARIOS[name].build())]
         for name in ("slow_gpu", "stalled_rank")
     ]
     assert windows[0] == windows[1]
-    slow, stalled = (analyze(simulated(name)) for name in ("slow_gpu", "stalled_rank"))
+    slow, stalled = (audited(name) for name in ("slow_gpu", "stalled_rank"))
     excess, late = leaves(slow)["slow_gpu"], leaves(stalled)["data_loader"]
     hosts = [audit.result["job"]["buckets"]["host_gap"] for audit in (slow, stalled)]
     assert hosts[1] - hosts[0] == excess  # the launch that ends a stall is not the loader's
@@ -637,10 +638,10 @@ def test_unattributed_idle_time_says_what_the_trace_lacks(read: Read, events: li
     assert found[reason] in (200_000, 300_000)
 
 
-def test_the_profilers_cost_is_the_difference_to_a_declared_step(simulated: Directory) -> None:
+def test_the_profilers_cost_is_the_difference_to_a_declared_step(simulated: Directory, audited: Audited) -> None:
     """With a declared step time the difference stands in the result; a declared rate of tokens does as well."""
     run = simulated("loader_stall")
-    measured = analyze(run).result["quality"]["profiler_overhead"]
+    measured = audited("loader_stall").result["quality"]["profiler_overhead"]
     assert (measured["declared_step_ns"], measured["difference_ns"]) == (None, None)
     step_ns = measured["measured_step_ns"]
     found = analyze(run, step_seconds=(step_ns - 1_000_000) / 1e9).result["quality"]["profiler_overhead"]
@@ -650,9 +651,9 @@ def test_the_profilers_cost_is_the_difference_to_a_declared_step(simulated: Dire
     assert rated["difference_ns"] == pytest.approx(step_ns / 2, abs=2)
 
 
-def test_gaps_of_an_audit_are_a_table(simulated: Directory) -> None:
+def test_gaps_of_an_audit_are_a_table(audited: Audited) -> None:
     """The largest gaps of every rank, with words for leaves."""
-    audit = analyze(simulated("late_rank"))
+    audit = audited("late_rank")
     assert set(audit.gaps["rank"]) <= {0, 1, 2, 3}
     assert (audit.gaps["ns"] == audit.gaps["end_ns"] - audit.gaps["start_ns"]).all()
     fed = audit.result["throughput"]

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import traceaudit as ta
+from tests.conftest import Audited
 from traceaudit.cli import main
 from traceaudit.norms.read import read
 from traceaudit.simulate.replicas import TOKENS
@@ -127,10 +128,10 @@ def step_seconds(result: dict[str, Any]) -> float:
     [(1.0, "are like the others"), (0.8, "take 25.0% longer"), (1.25, "are 20.0% shorter")],
 )
 def test_mfu_without_the_profiler_follows_from_the_step(
-    factor: float, words: str, simulated: Callable[[str], Path], tmp_path: Path
+    factor: float, words: str, simulated: Callable[[str], Path], audited: Audited, tmp_path: Path
 ) -> None:
     """Equal FLOPs in a step of other seconds are another MFU, and the sentence says what the traced steps are."""
-    plain = ta.analyze(simulated("exposed_allreduce")).result
+    plain = audited("exposed_allreduce").result
     assert plain["log"] is None
     seconds = factor * step_seconds(plain)
     (tmp_path / "train.jsonl").write_text(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from tests.conftest import Audited
 from traceaudit.cli import main
 from traceaudit.errors import InputError, ModelFlopsError
 from traceaudit.events import Device
@@ -238,9 +239,9 @@ def test_attention_without_sizes_is_an_error() -> None:
         numerator(Run(values, dict.fromkeys(values, "declared")))
 
 
-def test_every_factor_is_in_the_result(simulated: Directory) -> None:
+def test_every_factor_is_in_the_result(audited: Audited) -> None:
     """Peak, formula, factors, the other conventions and the reconciliation with the shapes."""
-    result = analyze(simulated("recompute")).result
+    result = audited("recompute").result
     model = result["model"]
     assert model["numerator"]["convention"] == "6N"
     assert [factor["name"] for factor in model["numerator"]["factors"]] == ["params", "tokens_per_step"]
@@ -276,10 +277,9 @@ def _gunzipped(path: Path) -> bytes:
     return gzip.decompress(path.read_bytes())
 
 
-def test_a_sparse_peak_is_named(simulated: Directory) -> None:
+def test_a_sparse_peak_is_named(simulated: Directory, audited: Audited) -> None:
     """1979 TFLOP/s is the headline of an H100 with sparsity: a warning says that MFU reads half."""
-    directory = simulated("compute_only")
-    dense, sparse = analyze(directory), analyze(directory, peak_tflops=1979.0)
+    dense, sparse = audited("compute_only"), analyze(simulated("compute_only"), peak_tflops=1979.0)
     assert dense.mfu is not None
     assert sparse.mfu == pytest.approx(dense.mfu * 989.4 / 1979, rel=1e-4)
     assert any("2:4-sparse bf16" in warning for warning in sparse.result["quality"]["warnings"])
@@ -310,11 +310,11 @@ def test_flops_that_do_not_fit_name_the_likely_mistake(
         analyze(directory, **values)
 
 
-def test_declared_flops_far_from_the_shapes_are_a_warning(simulated: Directory) -> None:
+def test_declared_flops_far_from_the_shapes_are_a_warning(simulated: Directory, audited: Audited) -> None:
     """A quarter fewer parameters than the matrices in the trace have: the declared ones rule, with a warning."""
     directory = simulated("compute_only")
     run = json.loads((directory / "run.json").read_text())
-    quiet = analyze(directory).result["quality"]["warnings"]
+    quiet = audited("compute_only").result["quality"]["warnings"]
     result = analyze(directory, params=run["params"] * 0.75).result
     assert not any("differ by" in warning for warning in quiet)
     assert any("declared too low" in warning for warning in result["quality"]["warnings"])

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from tests.conftest import Audited
 from traceaudit.audit import Audit
 from traceaudit.cli import main
 from traceaudit.errors import InputError
 from traceaudit.overlay import MANIFEST, OVERLAY, write_bundle, write_overlay
 from traceaudit.pipeline import analyze
 
-SAMPLE = Path(__file__).parents[1] / "sample_traces" / "run_28_mfu"
+Directory = Callable[[str], Path]
 Event = dict[str, Any]
 
 
@@ -82,9 +83,9 @@ def check(audit: Audit, events: list[Event]) -> None:
         assert (event["pid"], event["tid"]) in names
 
 
-def test_the_overlay_of_the_sample_has_the_totals_of_its_result(tmp_path: Path) -> None:
+def test_the_overlay_of_the_sample_has_the_totals_of_its_result(audited: Audited, tmp_path: Path) -> None:
     """On every rank each bucket and leaf sums up to the result to the ns; slices of a track never overlap."""
-    audit = analyze(SAMPLE, keep_pieces=True)
+    audit = audited("run_28_mfu", keep_pieces=True)
     events = written(audit, tmp_path)
     check(audit, events)
     tracks = by_track(events)
@@ -95,15 +96,17 @@ def test_the_overlay_of_the_sample_has_the_totals_of_its_result(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["megatron-tp8-a100", "lightllm-ep8-h200", "torchrec-dlrm-a2a-opt4"])
-def test_the_overlay_of_real_ranks_has_the_totals_of_its_result(name: str, real_traces: Path, tmp_path: Path) -> None:
+def test_the_overlay_of_real_ranks_has_the_totals_of_its_result(
+    name: str, audited_real: Audited, tmp_path: Path
+) -> None:
     """What holds of the sample holds of recorded runs of four and eight ranks."""
-    audit = analyze(real_traces / name, keep_pieces=True)
+    audit = audited_real(name, keep_pieces=True)
     check(audit, written(audit, tmp_path))
 
 
-def test_arrows_come_from_the_rank_that_was_late(simulated: Callable[[str], Path], tmp_path: Path) -> None:
+def test_arrows_come_from_the_rank_that_was_late(audited: Audited, tmp_path: Path) -> None:
     """Where one rank has more work, all arrows of waits above a microsecond start on it."""
-    audit = analyze(simulated("late_rank"), keep_pieces=True)
+    audit = audited("late_rank", keep_pieces=True)
     events = written(audit, tmp_path)
     arrows = [event for event in events if event["ph"] == "s"]
     assert {event["pid"] for event in arrows} == {2}
@@ -113,26 +116,26 @@ def test_arrows_come_from_the_rank_that_was_late(simulated: Callable[[str], Path
     assert all(event["args"]["data_imbalance_ns"] > 0 for event in waits)
 
 
-def test_gaps_name_their_cause(simulated: Callable[[str], Path], tmp_path: Path) -> None:
+def test_gaps_name_their_cause(audited: Audited, tmp_path: Path) -> None:
     """The stall of a data loader stands on the track of host gaps with the call behind it."""
-    audit = analyze(simulated("loader_stall"), keep_pieces=True)
+    audit = audited("loader_stall", keep_pieces=True)
     gaps = by_track(written(audit, tmp_path))[0, "host gaps"]
     stalls = [event for event in gaps if event["name"] == "data_loader" and event["dur"] > 1000]
     assert len(stalls) == 3
     assert all("DataLoader" in event["args"]["call"] for event in stalls)
 
 
-def test_ranks_stand_on_the_aligned_clock(simulated: Callable[[str], Path], tmp_path: Path) -> None:
+def test_ranks_stand_on_the_aligned_clock(audited: Audited, tmp_path: Path) -> None:
     """Hosts whose clocks are 2 ms apart begin their first step within 100 µs of each other."""
-    audit = analyze(simulated("clock_offset"), keep_pieces=True)
+    audit = audited("clock_offset", keep_pieces=True)
     tracks = by_track(written(audit, tmp_path))
     begun = [tracks[rank, "steps"][0]["ts"] for rank in range(8)]
     assert max(begun) - min(begun) < 100
 
 
-def test_names_from_a_trace_are_escaped(simulated: Callable[[str], Path], tmp_path: Path) -> None:
+def test_names_from_a_trace_are_escaped(audited: Audited, tmp_path: Path) -> None:
     """A kernel whose name would end the JSON is read back as it was."""
-    audit = analyze(simulated("compute_only"), keep_pieces=True)
+    audit = audited("compute_only", keep_pieces=True)
     assert audit.slicer is not None
     own = audit.slicer.accounts[0]
     bad = '"},{"ph":"X" \\ \x1b'
@@ -141,16 +144,17 @@ def test_names_from_a_trace_are_escaped(simulated: Callable[[str], Path], tmp_pa
     assert {event["args"]["activity"] for event in tracks[0, "leaves"]} == {bad}
 
 
-def test_the_same_traces_give_the_same_bytes(simulated: Callable[[str], Path], tmp_path: Path) -> None:
+def test_the_same_traces_give_the_same_bytes(simulated: Directory, audited: Audited, tmp_path: Path) -> None:
     """No time of writing and no order of chance is in the file."""
-    for name in ("one", "two"):
-        write_overlay(analyze(simulated("late_rank"), keep_pieces=True), tmp_path / f"{name}.json.gz")
+    again = analyze(simulated("late_rank"), keep_pieces=True)
+    for name, audit in (("one", audited("late_rank", keep_pieces=True)), ("two", again)):
+        write_overlay(audit, tmp_path / f"{name}.json.gz")
     assert (tmp_path / "one.json.gz").read_bytes() == (tmp_path / "two.json.gz").read_bytes()
 
 
-def test_the_bundle_puts_traces_and_overlay_on_one_timeline(simulated: Callable[[str], Path], tmp_path: Path) -> None:
+def test_the_bundle_puts_traces_and_overlay_on_one_timeline(audited: Audited, tmp_path: Path) -> None:
     """With the offset of the manifest, each rank's compute kernels begin where its slices of compute do, to the ns."""
-    audit = analyze(simulated("clock_offset"), keep_pieces=True)
+    audit = audited("clock_offset", keep_pieces=True)
     write_bundle(audit, tmp_path / "bundle.tar")
     with tarfile.open(tmp_path / "bundle.tar") as archive:
         content = {entry.name: archive.extractfile(entry).read() for entry in archive}  # type: ignore[union-attr]
@@ -181,7 +185,7 @@ def test_the_bundle_puts_traces_and_overlay_on_one_timeline(simulated: Callable[
         assert begun <= kernels
 
 
-def test_the_command_writes_both(simulated: Callable[[str], Path], tmp_path: Path) -> None:
+def test_the_command_writes_both(simulated: Directory, tmp_path: Path) -> None:
     """The overlay and the bundle are written once; an existing file is refused without --force, a wrong ending too."""
     run = CliRunner()
     traces = str(simulated("late_rank"))
@@ -197,8 +201,8 @@ def test_the_command_writes_both(simulated: Callable[[str], Path], tmp_path: Pat
         assert len(archive.getnames()) == 3
 
 
-def test_an_overlay_needs_pieces(simulated: Callable[[str], Path], tmp_path: Path) -> None:
+def test_an_overlay_needs_pieces(audited: Audited, tmp_path: Path) -> None:
     """An audit without its pieces cannot be written, and says how to have them."""
     with pytest.raises(InputError, match="keep_pieces=True"):
-        write_overlay(analyze(simulated("late_rank")), tmp_path / "overlay.json.gz")
+        write_overlay(audited("late_rank"), tmp_path / "overlay.json.gz")
     assert not (tmp_path / "overlay.json.gz").exists()

@@ -5,13 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.conftest import REAL_TRACES
+from tests.conftest import REAL_TRACES, Audited
 from traceaudit.account import account
 from traceaudit.audit import Audit
 from traceaudit.classify import State, activities
 from traceaudit.errors import TraceAuditError
 from traceaudit.events import GPU_KINDS
-from traceaudit.pipeline import analyze
 from traceaudit.reading.normalise import read_trace
 from traceaudit.steps import Selection
 
@@ -53,20 +52,20 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_set_ends_with_a_report_or_a_reason(name: str, real_traces: Path) -> None:
+def test_set_ends_with_a_report_or_a_reason(name: str, audited_real: Audited) -> None:
     """A set of one job is attributed; anything else is refused with the reason."""
     if name in REFUSED:
         with pytest.raises(TraceAuditError, match=REFUSED[name]):
-            analyze(real_traces / name)
+            audited_real(name)
     else:
-        adds_up(analyze(real_traces / name))
+        adds_up(audited_real(name))
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_file_ends_with_a_report_or_a_reason(name: str, real_traces: Path) -> None:
+def test_file_ends_with_a_report_or_a_reason(name: str, audited_real: Audited) -> None:
     """Each file alone is attributed or refused."""
     try:
-        audit = analyze(real_traces / name)
+        audit = audited_real(name)
     except TraceAuditError as error:
         assert any(reason in str(error) for reason in ("no GPU activity", "no event", "not a profiler trace"))  # noqa: PT017
     else:

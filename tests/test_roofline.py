@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import Audited
 from traceaudit.audit import Audit
 from traceaudit.classify import family_of, short_name
 from traceaudit.events import Kind
@@ -323,9 +324,9 @@ def test_names_for_people(name: str, short: str) -> None:
     assert short_name(name).startswith(short)
 
 
-def test_simulated_runs_close_exactly(simulated: Callable[[str], Path]) -> None:
+def test_simulated_runs_close_exactly(audited: Audited) -> None:
     """Achieved time and all leaves below the roof are the compute time, with a floor among them."""
-    audit = analyze(simulated("recompute"))
+    audit = audited("recompute")
     job = audit.result["job"]
     assert sum(leaf["ns"] for leaf in job["leaves"]) == job["window_ns"]
     assert leaves(audit)["memory_floor"] > 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import Audited
 from traceaudit.audit import Audit
 from traceaudit.pipeline import analyze
 from traceaudit.simulate import SCENARIOS
@@ -58,11 +59,10 @@ SMALL = [name for name, scenario in SCENARIOS.items() if not scenario.large]
 
 
 @pytest.mark.parametrize("scenario", SMALL)
-def test_planted_time_comes_back(scenario: str, simulated: Directory) -> None:
+def test_planted_time_comes_back(scenario: str, simulated: Directory, audited: Audited) -> None:
     """Every leaf of every rank and step equals the simulator's books; to the nanosecond, but for drifting clocks."""
-    directory = simulated(scenario)
-    truth = truth_of(directory)
-    measured, expected = found(analyze(directory), truth), planted(truth)
+    truth = truth_of(simulated(scenario))
+    measured, expected = found(audited(scenario), truth), planted(truth)
     wrong = {
         key: (measured.get(key, 0), expected.get(key, 0))
         for key in measured.keys() | expected.keys()
@@ -72,11 +72,10 @@ def test_planted_time_comes_back(scenario: str, simulated: Directory) -> None:
 
 
 @pytest.mark.parametrize("scenario", SMALL)
-def test_achieved_time_is_flops_over_peak(scenario: str, simulated: Directory) -> None:
+def test_achieved_time_is_flops_over_peak(scenario: str, simulated: Directory, audited: Audited) -> None:
     """Declared FLOPs come back as their time at 989.4 TFLOP/s, within the rounding of one nanosecond a rank's step."""
-    directory = simulated(scenario)
-    audit = analyze(directory)
-    run = json.loads((directory / "run.json").read_text())
+    audit = audited(scenario)
+    run = json.loads((simulated(scenario) / "run.json").read_text())
     steps = len(audit.result["job"]["steps"])
     traced = audit.result["job"]["ranks_traced"] / run["world_size"]
     expected = 6 * run["params"] * run["tokens_per_step"] * steps * traced / 989.4e3
@@ -104,19 +103,19 @@ def empty_config(directory: Path) -> Path:
     return path
 
 
-def test_run_28_mfu_has_its_mfu(simulated: Directory) -> None:
+def test_run_28_mfu_has_its_mfu(simulated: Directory, audited: Audited) -> None:
     """The 28 % run reads 28 %, and recompute makes HFU higher."""
-    result = analyze(simulated("run_28_mfu")).result
+    result = audited("run_28_mfu").result
     assert round(result["job"]["mfu"], 3) == round(truth_of(simulated("run_28_mfu"))["mfu"], 3)
     assert result["job"]["hfu"] > result["job"]["mfu"]
     assert 0.277 < result["job"]["mfu"] < 0.283
 
 
-def test_memo_of_hidden_communication(simulated: Directory) -> None:
+def test_memo_of_hidden_communication(simulated: Directory, audited: Audited) -> None:
     """Communication under compute costs nothing and is shown as a memo."""
-    directory = simulated("hidden_allreduce")
-    audit = analyze(directory)
-    hidden = sum(step["overlapped_comm_ns"] for rank in truth_of(directory)["ranks"] for step in rank["steps"])
+    audit = audited("hidden_allreduce")
+    truth = truth_of(simulated("hidden_allreduce"))
+    hidden = sum(step["overlapped_comm_ns"] for rank in truth["ranks"] for step in rank["steps"])
     assert audit.result["job"]["overlapped_comm_ns"] == hidden
     assert audit.result["job"]["buckets"]["exposed_comm"] == 0
 

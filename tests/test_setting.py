@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import Audited
 from traceaudit import analyze
 from traceaudit.reading.normalise import _versions
 
@@ -28,9 +29,9 @@ def test_versions_are_read_as_they_are_spoken(
     assert _versions(metadata, distributed) == found
 
 
-def test_layout_and_versions_of_a_run(simulated: Callable[[str], Path]) -> None:
+def test_layout_and_versions_of_a_run(audited: Audited) -> None:
     """Degrees follow from the process groups, versions from the files."""
-    job = analyze(simulated("pipeline_1f1b")).result["job"]
+    job = audited("pipeline_1f1b").result["job"]
     assert job["layout"]["pp"] == 4
     assert job["versions"]["NCCL"] == "2.21.5"
     assert job["versions"]["CUDA"] == "12.6"

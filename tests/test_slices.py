@@ -1,8 +1,6 @@
 """Slices: where in time the leaves are, exactly, and one step of some ranks in bins."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
 
+from tests.conftest import Audited
 from traceaudit.audit import Audit
 from traceaudit.errors import InputError, PartitionError
 from traceaudit.leaves import Leaf
 from traceaudit.pieces import COARSE_BINS
-from traceaudit.pipeline import analyze
 from traceaudit.slices import proportional, slices
 from traceaudit.strips import BINS, SHOWN_RANKS
 
@@ -36,9 +34,9 @@ def summed(found: pd.DataFrame) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_slices_add_up_to_the_ledger_and_partition_the_windows(scenario: str, simulated: Callable[[str], Path]) -> None:
+def test_slices_add_up_to_the_ledger_and_partition_the_windows(scenario: str, audited: Audited) -> None:
     """On every rank the slices of a step cover its window without overlap, and sum up to its leaves to the ns."""
-    audit = analyze(simulated(scenario), keep_pieces=True)
+    audit = audited(scenario, keep_pieces=True)
     windows = audit.attribution.windows
     for rank in sorted(windows["rank"].unique()):
         found = audit.slices(int(rank))
@@ -51,18 +49,18 @@ def test_slices_add_up_to_the_ledger_and_partition_the_windows(scenario: str, si
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_slices_of_real_traces_add_up(name: str, real_traces: Path) -> None:
+def test_slices_of_real_traces_add_up(name: str, audited_real: Audited) -> None:
     """What holds of simulated runs holds of recorded ones."""
-    audit = analyze(real_traces / name, keep_pieces=True)
+    audit = audited_real(name, keep_pieces=True)
     for own in audit.result["ranks"]:
         found = audit.slices(own["rank"])
         pd.testing.assert_frame_equal(summed(found), ledger(audit, own["rank"]), check_dtype=False)
         assert (found["end_ns"].to_numpy()[:-1] <= found["start_ns"].to_numpy()[1:]).all()
 
 
-def test_slices_are_where_the_simulation_planted_them(simulated: Callable[[str], Path]) -> None:
+def test_slices_are_where_the_simulation_planted_them(audited: Audited) -> None:
     """The stall of the data loader lies at the head of each step, as one slice of the planted length and more."""
-    audit = analyze(simulated("loader_stall"))
+    audit = audited("loader_stall")
     found = audit.slices(0)
     for step, planted in {3: 5_000_000, 4: 25_000_000, 5: 40_000_000}.items():
         own = found[found["step"] == step]
@@ -74,26 +72,26 @@ def test_slices_are_where_the_simulation_planted_them(simulated: Callable[[str],
         assert start[longest] - own["start_ns"].iloc[0] < 0.02 * window
 
 
-def test_a_trace_is_read_again_for_its_slices(simulated: Callable[[str], Path]) -> None:
+def test_a_trace_is_read_again_for_its_slices(audited: Audited) -> None:
     """An audit that kept no pieces gives the same slices as one that did."""
-    kept, not_kept = analyze(simulated("late_rank"), keep_pieces=True), analyze(simulated("late_rank"))
+    kept, not_kept = audited("late_rank", keep_pieces=True), audited("late_rank")
     assert not_kept.slicer is not None
     assert not not_kept.slicer.accounts
     pd.testing.assert_frame_equal(kept.slices(2), not_kept.slices(2))
 
 
-def test_no_slices_without_the_trace(simulated: Callable[[str], Path]) -> None:
+def test_no_slices_without_the_trace(audited: Audited) -> None:
     """A rank that was not analysed, and a result without traces, are errors that say so."""
-    audit = analyze(simulated("late_rank"))
+    audit = audited("late_rank")
     with pytest.raises(InputError, match="rank 9 is not among"):
         audit.slices(9)
     with pytest.raises(InputError, match="no traces behind it"):
         replace(audit, slicer=None).slices(0)
 
 
-def test_slices_that_miss_the_ledger_raise(simulated: Callable[[str], Path]) -> None:
+def test_slices_that_miss_the_ledger_raise(audited: Audited) -> None:
     """A piece that is lost on the way is found out."""
-    audit = analyze(simulated("late_rank"), keep_pieces=True)
+    audit = audited("late_rank", keep_pieces=True)
     assert audit.slicer is not None
     pieces = audit.slicer.accounts[0].pieces
     with pytest.raises(PartitionError, match="rank 0: its slices differ"):
@@ -120,9 +118,9 @@ def bins(audit: Audit, rank: int) -> list[str]:
     return [name for name, run in zip(names, own["bins"], strict=True) for _ in range(run)]
 
 
-def test_the_coarse_timeline_agrees_with_the_slices(simulated: Callable[[str], Path]) -> None:
+def test_the_coarse_timeline_agrees_with_the_slices(audited: Audited) -> None:
     """What is a stretch takes as many bins as its slices have time, to a few bins."""
-    audit = analyze(simulated("gc_pause"))
+    audit = audited("gc_pause")
     timeline = audit.result["timeline"]
     assert timeline["step"] == 4  # the middle one of 3, 4, 5
     for rank, leaf in ((6, "host_gap.gc"), (0, "straggler.host_caused")):
@@ -133,16 +131,16 @@ def test_the_coarse_timeline_agrees_with_the_slices(simulated: Callable[[str], P
         assert bins(audit, rank).count(leaf) == pytest.approx(ns / timeline["bin_ns"], abs=3)
 
 
-def test_the_coarse_timeline_is_aligned(simulated: Callable[[str], Path]) -> None:
+def test_the_coarse_timeline_is_aligned(audited: Audited) -> None:
     """Ranks whose clocks are 2 ms apart begin in the same bin, since they begin their steps together."""
-    timeline = analyze(simulated("clock_offset")).result["timeline"]
+    timeline = audited("clock_offset").result["timeline"]
     assert 4 * timeline["bin_ns"] < 2_000_000
     assert {row["first_bin"] for row in timeline["ranks"]} <= {0, 1}
 
 
-def test_the_coarse_timeline_is_small(simulated: Callable[[str], Path]) -> None:
+def test_the_coarse_timeline_is_small(audited: Audited) -> None:
     """A rank's bins are a byte each; the result has few ranks, culprits first, and no more bins than it says."""
-    audit = analyze(simulated("run_28_mfu"), keep_pieces=True)
+    audit = audited("run_28_mfu", keep_pieces=True)
     assert audit.slicer is not None
     assert all(own.coarse.nbytes == COARSE_BINS for own in audit.slicer.accounts.values())
     timeline = audit.result["timeline"]
@@ -154,9 +152,9 @@ def test_the_coarse_timeline_is_small(simulated: Callable[[str], Path]) -> None:
     assert set(timeline["leaves"]) <= names
 
 
-def test_the_timeline_of_a_rank_is_drawn_lane_by_lane(simulated: Callable[[str], Path]) -> None:
+def test_the_timeline_of_a_rank_is_drawn_lane_by_lane(audited: Audited) -> None:
     """The picture has a lane for each bucket of the step, in the order of the waterfall."""
-    audit = analyze(simulated("late_rank"))
+    audit = audited("late_rank")
     drawn = audit.timeline(0, 4)
     assert isinstance(drawn, Axes)
     titles = [label.get_text() for label in drawn.get_yticklabels()]
