@@ -61,7 +61,7 @@ class Audited(Protocol):
         """Return the analysis by the name of what is analysed."""
 
 
-def once(shared: Path, directory: Callable[[str], Path]) -> Audited:
+def once(shared: Path, directory: Callable[[str], Path], cache: Path | None = None) -> Audited:
     """Return a function that analyses a directory with no other arguments, once for all test processes."""
 
     def audit(name: str, *, keep_pieces: bool = False) -> Audit:
@@ -69,7 +69,7 @@ def once(shared: Path, directory: Callable[[str], Path]) -> Audited:
         with alone(kept) as missing:
             if missing:
                 new = kept.with_name(f"{kept.name}.new")
-                new.write_bytes(pickle.dumps(analyze(directory(name), keep_pieces=keep_pieces)))
+                new.write_bytes(pickle.dumps(analyze(directory(name), cache=cache, keep_pieces=keep_pieces)))
                 new.rename(kept)
         found: Audit = pickle.loads(kept.read_bytes())  # noqa: S301  written above
         return found
@@ -85,8 +85,12 @@ def audited(simulated: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="session")
 def audited_real(real_traces: Path, tmp_path_factory: pytest.TempPathFactory) -> Audited:
-    """Return a function from a set of real traces, or a file of one, to its analysis, made once likewise."""
-    return once(common(tmp_path_factory, "audited_real"), real_traces.__truediv__)
+    """Return a function from a set of real traces, or a file of one, to its analysis, made once likewise.
+
+    Each file is read once, too: an analysis of its set takes what was kept of an analysis of it alone, or the reverse.
+    """
+    shared = common(tmp_path_factory, "audited_real")
+    return once(shared, real_traces.__truediv__, shared / "cache")
 
 
 @pytest.fixture(scope="session")
