@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 import traceaudit as ta
+import traceaudit.capture  # before the ranks are forked, which would each import it
 
 WORLD = 2
 VOCAB, WIDTH, HEADS, LAYERS, LENGTH, BATCH = 256, 128, 4, 4, 64, 8

@@ -3,7 +3,6 @@
 Times depend on the machine, so that expectations are shares with a wide margin, counts, and sums that are exact.
 """
 
-import fcntl
 import importlib
 import json
 import os
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.conftest import alone, common
 from traceaudit.audit import Audit
 from traceaudit.errors import TraceAuditError
 from traceaudit.flops.counting import counted_on_host
@@ -37,9 +37,7 @@ Train = Callable[..., Path]
 @pytest.fixture(scope="module")
 def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
     """Give a function that trains a job with faults and returns what it left, once for all test processes."""
-    own = tmp_path_factory.getbasetemp()
-    shared = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cpu_jobs"
-    shared.mkdir(exist_ok=True)
+    shared = common(tmp_path_factory, "cpu_jobs")
     command = [sys.executable, "-m", "tests.cpu_job"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
@@ -51,9 +49,8 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
 
         def trained(*scenario: str) -> Path:
             directory = shared / "-".join(scenario)
-            with (shared / f"{directory.name}.lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if not directory.is_dir():
+            with alone(directory) as missing:
+                if missing:
                     new = directory.with_suffix(".new")
                     new.mkdir()
                     asked.write(json.dumps([str(new), *scenario]) + "\n")
