@@ -29,9 +29,9 @@ Directory = Callable[[str], Path]
 ROOT = Path(__file__).parents[1]
 
 
-def tasks_of(directory: Path, cache: Cache | None = None) -> list[Task]:
+def tasks_of(directory: Path, cache: Cache | None = None, pattern: str = "rank*") -> list[Task]:
     """Return a task for each rank's file."""
-    return [Task(Place(str(path)), path.stat().st_size, Selection(), cache) for path in sorted(directory.glob("rank*"))]
+    return [Task(Place(str(path)), path.stat().st_size, Selection(), cache) for path in sorted(directory.glob(pattern))]
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ main([sys.argv[1], "--nthreads", "1", "--no-dashboard", "--no-nanny", "--local-d
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
-    """Start a Dask scheduler and two workers, processes of their own on loopback; give address and workers."""
+    """Start a Dask scheduler and three workers, processes of their own on loopback; give address and workers."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     address_file = tmp_path / "scheduler.json"
     scheduler = subprocess.Popen(
@@ -245,7 +245,7 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]
             env=environment,
             stderr=subprocess.DEVNULL,
         )
-        for number in range(2)
+        for number in range(3)
     ]
     yield address, workers
     for process in (*workers, scheduler):
@@ -258,18 +258,19 @@ of_dask = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:
 
 
 @of_dask
-def test_a_cluster_gives_the_same_bytes_also_when_a_worker_dies(cluster: Cluster, run: Path, tmp_path: Path) -> None:
-    """Two workers read the traces; then one of them is killed in the middle of an analysis."""
+def test_a_cluster_gives_the_same_bytes_also_when_workers_die(cluster: Cluster, run: Path, tmp_path: Path) -> None:
+    """Three workers read the traces; one of them is killed while files are read, another in an analysis."""
     address, workers = cluster
     one = to_json(analyze(run, jobs=1).result)
     assert to_json(analyze(run, scheduler=address).result) == one
+    copies = 4
     many = tmp_path / "many"
     many.mkdir()
-    for number in range(8):
+    for number in range(copies):
         for path in sorted(run.glob("rank*")):
             shutil.copy(path, many / f"copy{number}-{path.name}")
-    tasks = tasks_of_all(many)
-    here = reduced(tasks, None)
+    tasks = tasks_of(many, pattern="copy*")
+    here = reduced(tasks_of(run), None) * copies
     done: list[str] = []
 
     def kill_one(_: int, __: int, name: str) -> None:
@@ -283,27 +284,14 @@ def test_a_cluster_gives_the_same_bytes_also_when_a_worker_dies(cluster: Cluster
     assert len(done) == len(tasks)
     assert [outcome.reason for outcome in there] == [outcome.reason for outcome in here]
     assert [outcome.account is None for outcome in there] == [outcome.account is None for outcome in here]
-    assert to_json(analyze(run, scheduler=address).result) == one
-
-
-def tasks_of_all(directory: Path) -> list[Task]:
-    """Return a task for each file of a directory."""
-    return [Task(Place(str(path)), path.stat().st_size, Selection(), None) for path in sorted(directory.iterdir())]
-
-
-@of_dask
-def test_an_analysis_survives_a_worker(cluster: Cluster, run: Path) -> None:
-    """A worker that is killed while an analysis runs changes no byte of its result."""
-    address, workers = cluster
-    one = to_json(analyze(run, jobs=1).result)
     killing = threading.Event()
 
-    def kill_one(*_: object) -> None:
+    def kill_another(*_: object) -> None:
         if not killing.is_set():
             killing.set()
             workers[1].kill()
 
-    assert to_json(analyze(run, scheduler=address, progress=kill_one).result) == one
+    assert to_json(analyze(run, scheduler=address, progress=kill_another).result) == one
     assert killing.is_set()
 
 
