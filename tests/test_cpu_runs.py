@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import alone, common
+from tests.conftest import alone, common, once
 from traceaudit.audit import Audit
 from traceaudit.errors import TraceAuditError
 from traceaudit.flops.counting import counted_on_host
@@ -32,6 +32,7 @@ job = importlib.import_module("tests.cpu_job")
 ROOT = Path(__file__).parents[1]
 WARMUP_STEPS = job.SKIP + job.TIMED + job.WARMUP
 Train = Callable[..., Path]
+Attributed = Callable[..., Audit]
 
 
 @pytest.fixture(scope="module")
@@ -63,19 +64,27 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
         asked.close()
 
 
-def audited(directory: Path) -> Audit:
-    """Return the analysis of a job, whose leaves add up to its windows."""
-    audit = analyze(directory / "traces")
-    found = audit.result["job"]
-    assert found["buckets"] == {
-        bucket: sum(leaf["ns"] for leaf in found["leaves"] if leaf["bucket"] == bucket) for bucket in found["buckets"]
-    }
-    assert sum(found["buckets"].values()) == found["window_ns"]
-    assert found["device_rows"] == "cpu_operators"
-    assert WARNING in audit.result["quality"]["warnings"]
-    assert WARNING in audit.headline
-    assert audit.mfu is None
-    return audit
+@pytest.fixture(scope="module")
+def attributed(train: Train, tmp_path_factory: pytest.TempPathFactory) -> Attributed:
+    """Give a function that trains a job with faults and returns its analysis, whose leaves add up to its windows."""
+    shared = common(tmp_path_factory, "audited_cpu_jobs")
+    audited = once(shared, lambda name: train(*name.split("-")) / "traces")
+
+    def audit_of(*scenario: str) -> Audit:
+        audit = audited("-".join(scenario))
+        found = audit.result["job"]
+        assert found["buckets"] == {
+            bucket: sum(leaf["ns"] for leaf in found["leaves"] if leaf["bucket"] == bucket)
+            for bucket in found["buckets"]
+        }
+        assert sum(found["buckets"].values()) == found["window_ns"]
+        assert found["device_rows"] == "cpu_operators"
+        assert WARNING in audit.result["quality"]["warnings"]
+        assert WARNING in audit.headline
+        assert audit.mfu is None
+        return audit
+
+    return audit_of
 
 
 def share(audit: Audit, bucket: str, *leaves: str) -> float:
@@ -93,9 +102,9 @@ PIPELINES = {  # jobs, and their virtual stages
 
 
 @pytest.mark.parametrize("kind", PARALLEL)
-def test_data_parallel_jobs_are_attributed(kind: str, train: Train) -> None:
+def test_data_parallel_jobs_are_attributed(kind: str, attributed: Attributed) -> None:
     """Communication stands under the right dimension, all collectives are matched, nothing is unattributed."""
-    audit = audited(train(kind))
+    audit = attributed(kind)
     found = audit.result["job"]
     assert found["steps"] == list(range(WARMUP_STEPS, WARMUP_STEPS + job.STEPS))[-len(found["steps"]) :]
     assert (found["ranks_traced"], found["world_size"]) == (2, 2)
@@ -107,9 +116,9 @@ def test_data_parallel_jobs_are_attributed(kind: str, train: Train) -> None:
 
 
 @pytest.mark.parametrize("kind", PARALLEL)
-def test_a_slow_loader_is_found(kind: str, train: Train) -> None:
+def test_a_slow_loader_is_found(kind: str, attributed: Attributed) -> None:
     """A pause of the data set is the data loader's, for about as long as it was planted, on both ranks."""
-    audit = audited(train(kind, "loader", "checkpoint"))
+    audit = attributed(kind, "loader", "checkpoint")
     steps = audit.leaves.groupby(["rank", "step"])["ns"].sum()
     loading = audit.leaves[audit.leaves["leaf"] == "data_loader"].groupby(["rank", "step"])["ns"].sum()
     assert len(loading) == len(steps)
@@ -117,9 +126,9 @@ def test_a_slow_loader_is_found(kind: str, train: Train) -> None:
     assert share(audit, "host_gap", "data_loader") == pytest.approx(loading.sum() / steps.sum())
 
 
-def test_a_late_rank_is_found(train: Train) -> None:
+def test_a_late_rank_is_found(attributed: Attributed) -> None:
     """A pause of one rank is its host gap and the other's wait, charged to the rank that paused."""
-    audit = audited(train("ddp", "late"))
+    audit = attributed("ddp", "late")
     leaves = audit.leaves.groupby(["rank", "bucket"])["ns"].sum()
     steps = audit.leaves["step"].nunique()
     paused = job.LATE_PAUSE * 1e9 * steps
@@ -132,17 +141,17 @@ def test_a_late_rank_is_found(train: Train) -> None:
 
 
 @pytest.mark.parametrize("job_of", [("ddp", "loader"), ("fsdp", "loader"), ("1f1b", "imbalance")])
-def test_checkpoints_are_found(job_of: tuple[str, str], train: Train) -> None:
+def test_checkpoints_are_found(job_of: tuple[str, str], attributed: Attributed) -> None:
     """Every layer runs again in every backward: full recompute, non-reentrant."""
-    found = audited(train(*job_of, "checkpoint")).result["recompute"]
+    found = attributed(*job_of, "checkpoint").result["recompute"]
     assert (found["setting"], found["flavour"], found["rule"]) == ("full", "non_reentrant", 1)
     assert found["kernels_ns"] > 0
 
 
 @pytest.mark.parametrize("job_of", PIPELINES)
-def test_pipelines_are_found(job_of: tuple[str, ...], train: Train) -> None:
+def test_pipelines_are_found(job_of: tuple[str, ...], attributed: Attributed) -> None:
     """Stages, micro-batches and virtual stages are those of the job, every message is matched, waits are bubbles."""
-    audit = audited(train(*job_of))
+    audit = attributed(*job_of)
     found = audit.result["pipeline"]
     virtual = PIPELINES[job_of]
     assert (found["stages"], found["microbatches"], found["virtual_stages"]) == (2, job.MICROBATCHES, virtual)
@@ -154,9 +163,9 @@ def test_pipelines_are_found(job_of: tuple[str, ...], train: Train) -> None:
 
 
 @pytest.mark.parametrize("job_of", [own for own in PIPELINES if "imbalance" in own])
-def test_a_heavy_stage_is_found(job_of: tuple[str, ...], train: Train) -> None:
+def test_a_heavy_stage_is_found(job_of: tuple[str, ...], attributed: Attributed) -> None:
     """The stage that was given three times the layers works the longest."""
-    found = audited(train(*job_of)).result["pipeline"]
+    found = attributed(*job_of).result["pipeline"]
     assert found["heaviest_stage"] == job.LATE_RANK
     assert found["heaviest_ratio"] > 1.1
 
