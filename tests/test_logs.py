@@ -156,15 +156,6 @@ def copied(simulated: Callable[[str], Path], tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def plain(simulated: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the result of such a folder into which nothing was put."""
-    folder = tmp_path_factory.mktemp("plain")
-    for path in simulated("exposed_allreduce").glob("rank*"):
-        shutil.copy(path, folder)
-    return ta.analyze(folder).result
-
-
 def test_log_and_configuration_are_read_where_they_lie_beside_the_traces(copied: Path) -> None:
     """Megatron's console log has both: its arguments tell parameters and tokens, its iterations the speed."""
     sizes = {
@@ -202,10 +193,19 @@ def test_what_is_declared_beats_what_lies_beside(copied: Path) -> None:
     assert result["log"]["tokens_per_second"] == pytest.approx(JOB_TOKENS / USUAL / 2, rel=1e-3)
 
 
+@pytest.fixture(scope="module")
+def plain(simulated: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the result of one rank's trace that nothing lies beside."""
+    trace = shutil.copy(simulated("exposed_allreduce") / "rank0_trace.json.gz", tmp_path_factory.mktemp("plain"))
+    return ta.analyze(trace).result
+
+
 @pytest.mark.parametrize(
     "content", ["", "not a log\n", "{", "\x00\xff" * 100, "step: 1 loss: 8.0\nstep: 2 loss: 7.9\n"]
 )
-def test_other_files_beside_the_traces_do_no_harm(content: str, copied: Path, plain: dict[str, Any]) -> None:
+def test_other_files_beside_the_traces_do_no_harm(
+    content: str, simulated: Callable[[str], Path], tmp_path: Path, plain: dict[str, Any]
+) -> None:
     """Whatever is called a log or a configuration and is none changes nothing."""
     for name in (
         "train.log",
@@ -215,8 +215,9 @@ def test_other_files_beside_the_traces_do_no_harm(content: str, copied: Path, pl
         "events.out.tfevents.1",
         "run-a.wandb",
     ):
-        (copied / name).write_text(content, encoding="utf-8")
-    result = ta.analyze(copied).result
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    shutil.copy(simulated("exposed_allreduce") / "rank0_trace.json.gz", tmp_path)
+    result = ta.analyze(tmp_path).result
     assert result["log"] is None
     assert result["job"] == plain["job"]
     assert result["model"] == plain["model"]
