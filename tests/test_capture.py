@@ -6,6 +6,8 @@ import json
 import logging
 import os
 import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -410,3 +412,10 @@ def test_only_capture_imports_torch() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             found |= {path.parent.name for name in names if name.split(".")[0] == "torch"}
     assert found == {"capture"}
+
+
+def test_training_does_not_import_what_only_reading_needs() -> None:
+    """The recorder leaves pandas, pyarrow and matplotlib to whoever reads the traces."""
+    script = "import sys, traceaudit.capture; print({'pandas', 'pyarrow', 'matplotlib'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "set()"

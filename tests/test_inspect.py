@@ -13,13 +13,14 @@ import pytest
 from click.testing import CliRunner
 
 from tests.conftest import REAL_TRACES
-from tests.rewriting import rewritten
+from tests.rewriting import rewritten, shifted
 from tests.test_real_traces import REFUSED, SETS
 from traceaudit.cli import main
 from traceaudit.errors import InputError
 from traceaudit.inspection.holding import Holding, held
 from traceaudit.inspection.inspect import inspect
 from traceaudit.inspection.lacks import Level
+from traceaudit.pipeline import analyze
 from traceaudit.reading.streams import Place
 
 ROOT = Path(__file__).parents[1]
@@ -198,6 +199,42 @@ def test_two_recordings_are_blocked(simulated: Simulated, tmp_path: Path) -> Non
     found = inspect(tmp_path)
     assert "the files hold recordings of different times" in lacks(tmp_path)
     assert not found.usable
+
+
+def far_apart(trace: dict[str, Any]) -> None:
+    """Set the clock of a host an hour on."""
+    shifted("host1", 3_600 * 10**9)(trace)
+
+
+def another_step(trace: dict[str, Any]) -> None:
+    """The same, in which that host recorded the steps a hundred later."""
+    far_apart(trace)
+    for row in trace["traceEvents"]:
+        if trace["host_name"] == "host1" and str(row.get("name")).startswith("ProfilerStep#"):
+            row["name"] = f"ProfilerStep#{int(row['name'].partition('#')[2]) + 100}"
+
+
+def unnamed_hosts(trace: dict[str, Any]) -> None:
+    """The same, in which nothing tells the hosts apart."""
+    far_apart(trace)
+    del trace["host_name"]
+
+
+@pytest.mark.parametrize(
+    ("change", "one"), [(lambda trace: None, True), (far_apart, True), (another_step, False), (unnamed_hosts, False)]
+)
+def test_clocks_far_apart_are_one_recording_by_their_steps(
+    change: Callable[[dict[str, Any]], None], one: bool, simulated: Simulated, tmp_path: Path
+) -> None:
+    """An hour between hosts is a wrong clock if they recorded the same steps of other ranks: said, and analysed."""
+    run = rewritten(simulated("clock_offset"), tmp_path / "run", change)
+    assert inspect(run).usable is one
+    if one:
+        warnings = analyze(run).result["quality"]["warnings"]
+        assert sum("3,600 s apart" in text for text in warnings) == (change is far_apart)
+    else:
+        with pytest.raises(InputError, match="different times"):
+            analyze(run)
 
 
 def test_a_torn_file_and_a_foreign_one(simulated: Simulated, tmp_path: Path) -> None:

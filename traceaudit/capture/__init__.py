@@ -30,19 +30,21 @@ report can say what the recording cost.
 import sys
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from traceaudit.inspection.inspect import Inspection
 
 if find_spec("torch") is None:
     raise ImportError("traceaudit.capture needs torch: pip install 'traceaudit[capture]'")
 
 from traceaudit.capture.description import describe
 from traceaudit.capture.recorder import CaptureWarning, Recorder, capture, handler
-from traceaudit.inspection.inspect import Inspection, inspect
 
 __all__ = ["CaptureWarning", "Recorder", "capture", "describe", "handler", "verify"]
 
 
-def verify(directory: str) -> Inspection:
+def verify(directory: str) -> "Inspection":
     """Return what the traces under a directory hold, what they lack, what that costs and what to change.
 
     The same as ``traceaudit inspect DIRECTORY``.
@@ -50,6 +52,8 @@ def verify(directory: str) -> Inspection:
     Raises:
         TraceAuditError: there is nothing to read.
     """
+    from traceaudit.inspection.inspect import inspect  # reading is nothing that training processes should import
+
     return inspect(directory)
 
 

@@ -20,6 +20,7 @@ from traceaudit.capture.description import Model, Values, configured, degrees_of
 
 MARKS = 4  # collectives before the first and after the last recorded step
 GZIP_LEVEL = 4  # nearly as small as 9, three times as fast
+TOGETHER_BYTES = 1 << 20  # compressed at a time: a call for each line takes several times as long
 LOGGER = logging.getLogger("traceaudit.capture")
 
 
@@ -335,7 +336,8 @@ def write(profile: Any, file: Path, run: Values | None, unfinished: int | None =
     try:
         profile.export_chrome_trace(str(plain))
         with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=GZIP_LEVEL) as target:
-            target.writelines(line.replace(mark, b'"unfinished step"') for line in source)
+            while lines := source.readlines(TOGETHER_BYTES):  # whole lines, so that no mark is cut
+                target.write(b"".join(lines).replace(mark, b'"unfinished step"'))
         packed.replace(file)
         if run is not None:
             packed.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from traceaudit.host_device import on_host
 from traceaudit.idle.calls import by_name
 from traceaudit.reading.normalise import read_trace
 from traceaudit.reading.streams import Inflating, Place, opened
-from traceaudit.steps import LAUNCH_CALL, Selection, queued_before, step_windows
+from traceaudit.steps import LAUNCH_CALL, Selection, Steps, queued_before, step_windows
 
 Facts = dict[str, Any]
 
@@ -93,7 +93,7 @@ GRAPH = re.compile("GraphLaunch")
 
 
 def held(place: Place) -> tuple[Holding, RankAccount] | str:
-    """Return what a file holds, and an empty account that tells its job and rank; or why it is no trace."""
+    """Return what a file holds, and an account that tells its job, rank and steps alone; or why it is no trace."""
     try:
         trace = read_trace(place)
     except TraceAuditError as error:
@@ -103,10 +103,11 @@ def held(place: Place) -> tuple[Holding, RankAccount] | str:
     if not len(events):
         return "no event in the categories that torch.profiler writes"
     first, last = int(starts[0]), int(ends.max())
-    empty = without_gpu(trace.origin, trace.losses, len(events), first, last)
+    steps, standing = _windows(trace)
+    own = replace(without_gpu(trace.origin, trace.losses, len(events), first, last), steps=steps)
     frames, stacks, memory = _mentioned(place, (b'"python_function"', b'"Call stack"', b'"[memory]"'))
-    facts = {**_identity(trace, first, last), **_rows(trace), **_steps(trace)}
-    return Holding(**facts, stacks=frames or stacks, memory=memory), empty
+    facts = {**_identity(trace, first, last), **_rows(trace), **_steps(steps), "on_host": standing}
+    return Holding(**facts, stacks=frames or stacks, memory=memory), own
 
 
 def _mentioned(place: Place, words: Sequence[bytes]) -> list[bool]:
@@ -173,14 +174,18 @@ def _rows(trace: Trace) -> Facts:
     }
 
 
-def _steps(trace: Trace) -> Facts:
-    """Return the steps as `analyze` would see them."""
+def _windows(trace: Trace) -> tuple[Steps | None, bool]:
+    """Return the steps as `analyze` would see them, and whether operators of the CPU stand for the device."""
     standing = None if (trace.events["kind"].isin(GPU_KINDS)).any() else on_host(trace, Selection())
     used = standing or trace
     table = activities(used)
-    if not len(table):
-        return {"steps": (), "marked_by": None, "cut": (), "step_ns": None, "first_step_ns": None, "on_host": False}
-    found = step_windows(used, table, Selection())
+    return (step_windows(used, table, Selection()), standing is not None) if len(table) else (None, False)
+
+
+def _steps(found: Steps | None) -> Facts:
+    """Return what the file tells of steps."""
+    if found is None:
+        return {"steps": (), "marked_by": None, "cut": (), "step_ns": None, "first_step_ns": None}
     marked = found.marked_by not in ("whole trace", "optimizer (partial step)")
     length = found.windows.end - found.windows.start
     return {
@@ -189,5 +194,4 @@ def _steps(trace: Trace) -> Facts:
         "cut": tuple(f"step {step}: {reason}" for step, reason in found.left_out),
         "step_ns": int(np.median(length)) if marked and len(length) else None,
         "first_step_ns": int(found.windows.start[0]) if marked and len(length) else None,
-        "on_host": standing is not None,
     }

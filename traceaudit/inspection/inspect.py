@@ -91,7 +91,7 @@ def inspect(
 def _read(
     sources: Sequence[Source], jobs: int | None, progress: Progress | None
 ) -> tuple[list[tuple[Holding, RankAccount]], list[tuple[str, str]]]:
-    """Return what each file holds, with an empty account of its rank; and the files that are no traces, with why."""
+    """Return what each file holds, with an account of its rank and steps; and those that are no traces, with why."""
     places = [source.place for source in sources]
     done, whole = 0, sum(source.size for source in sources)
     found: list[tuple[Holding, RankAccount]] = []

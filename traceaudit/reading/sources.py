@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from traceaudit.account import RankAccount
 from traceaudit.errors import InputError
@@ -170,10 +171,12 @@ def one_job(accounts: Sequence[RankAccount]) -> tuple[list[RankAccount], list[st
     if len({account.origin.job for account in accounts}) > 1:
         raise InputError(_mixed("different jobs", _grouped(accounts, "job")))
     recordings = _recordings(accounts)
-    if len(recordings) > 1:
+    if len(recordings) > 1 and not _one_by_steps(recordings):
         labelled = {_when(group): [account.origin.file.name for account in group] for group in recordings}
         raise InputError(_mixed("recordings of different times", labelled))
     accounts, warnings = _numbered(accounts)
+    if len(recordings) > 1:
+        warnings.append(_clocks_apart(recordings))
     twice = [rank for rank, group in _by_rank(accounts).items() if len(group) > 1]
     if twice:
         files = {f"rank {rank}": [a.origin.file.name for a in _by_rank(accounts)[rank]] for rank in twice[:3]}
@@ -215,6 +218,37 @@ def _recordings(accounts: Sequence[RankAccount]) -> list[list[RankAccount]]:
         else:
             groups.append([account])
     return groups
+
+
+def _one_by_steps(recordings: Sequence[Sequence[RankAccount]]) -> bool:
+    """Tell whether recordings are one, on hosts with clocks far apart: they are of other ranks, but the same steps."""
+    steps = [_marked_steps(own) for group in recordings for own in group]
+    return (
+        _differ([{own.origin.rank for own in group} for group in recordings])
+        and _differ([{own.origin.host for own in group} for group in recordings])
+        and bool(set.intersection(*steps))
+    )
+
+
+def _differ(values: Sequence[set[Any]]) -> bool:
+    """Tell whether all values are known, and none is in two sets."""
+    together = set.union(*values)
+    return None not in together and len(together) == sum(map(len, values))
+
+
+def _marked_steps(own: RankAccount) -> set[int]:
+    """Return the numbers that the profiler gave to the recorded steps; none where something else tells them apart."""
+    if own.steps is None or own.steps.marked_by != "ProfilerStep":
+        return set()
+    return {*own.steps.step.tolist(), *(step for step, _ in own.steps.left_out)}
+
+
+def _clocks_apart(recordings: Sequence[Sequence[RankAccount]]) -> str:
+    begun = [min(own.first_ns for own in group) for group in recordings]
+    return (
+        f"the clocks of {len(recordings)} groups of hosts are up to {(max(begun) - min(begun)) / 1e9:,.0f} s apart; "
+        "they hold the same steps of different ranks and are taken as one recording"
+    )
 
 
 def _when(group: Sequence[RankAccount]) -> str:
