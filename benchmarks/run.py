@@ -56,7 +56,7 @@ def row(label: str, own: dict[str, Any] | None, base: dict[str, Any] | None) -> 
     return f"| {label} | {' | '.join(cells)} |"
 
 
-HEAD = "| | wall s | CPU s | peak MB | wall | CPU | memory |\n|---|---|---|---|---|---|---|"
+HEAD = "| | wall s | CPU s | peak MiB | wall | CPU | memory |\n|---|---|---|---|---|---|---|"
 
 
 def machine() -> str:
@@ -130,7 +130,7 @@ def growth(work: Path, generator: str, mb: float) -> None:
 
 def ranks_growth(counts: list[int], collectives: int) -> None:
     """Print how the cross-rank step grows with ranks (c)."""
-    print("\n## Cross-rank step alone\n\n| ranks | collectives each | s | CPU s | peak MB |\n|---|---|---|---|---|")
+    print("\n## Cross-rank step alone\n\n| ranks | collectives each | s | CPU s | peak MiB |\n|---|---|---|---|---|")
     for count in counts:
         own = measured(sys.executable, "cross_rank.py", str(count), str(collectives))
         if own is not None:

@@ -21,6 +21,7 @@ from traceaudit.idle.launches import throughput
 from traceaudit.idle.table import named_gaps
 from traceaudit.intervals import Array, Intervals, cross, elapsed
 from traceaudit.leaves import Bucket, Leaf
+from traceaudit.memory import give_back
 from traceaudit.mfu.kernel_work import (
     distinct,
     matrix_shapes,
@@ -152,6 +153,7 @@ class RankAccount:
 
 def account(trace: Trace, selection: Selection, *, keep_pieces: bool = False) -> RankAccount:
     """Reduce a trace to its account; with `keep_pieces` it says where in time everything was."""
+    give_back()  # what reading took
     table = activities(trace)
     events = trace.events
     starts, ends = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
@@ -174,10 +176,13 @@ def account(trace: Trace, selection: Selection, *, keep_pieces: bool = False) ->
     again = redone.again
     idle = _with_recompute(resolve(trace, table, pieces, steps.main_thread, host), pieces, again)
     gaps, host_gaps = named_gaps(trace, table, idle, steps, host)
+    give_back()
     products = counted(trace, table)
-    signature = signature_codes(events, table)
+    codes = signature_codes(events, table)
+    signature = distinct(codes)
     time = owned_compute(pieces, steps)
     communication = np.flatnonzero(table["state"].to_numpy() == State.COMMUNICATION)
+    give_back()
     names = [str(name) for name in events["name"].cat.categories]
     coarse_step, coarsely = coarse(table, pieces, idle, steps, again)
     finely = decided_pieces(events, table, pieces, idle, steps, again) if keep_pieces else pd.DataFrame()
@@ -195,13 +200,13 @@ def account(trace: Trace, selection: Selection, *, keep_pieces: bool = False) ->
             trace, table, communication, again, not_blocking(events, table, pieces, host)[communication]
         ),
         kernels=_kernels(events, table, windows, products),
-        signatures=_signatures(events, table, time, signature, again),
+        signatures=_signatures(events, table, time, codes, signature, again),
         progress=_progress(table, pieces, idle, again, communication, int(windows.start[0])),
         schedule=schedule(trace, table, pieces, idle, steps, again),
         memo=_memo(table, steps),
         matrix_products=(products.operators, products.unknown),
         work=work_classes(table, time, again, products),
-        overlap=slowed_by_overlap(table, time, again, distinct(signature)),
+        overlap=slowed_by_overlap(table, time, again, signature),
         shapes=matrix_shapes(events, table, time, products),
         counting={"inferred": products.inferred, "estimated": products.estimated},
         tf32=any("tf32" in name or "s1688" in name for name in names),
@@ -418,27 +423,26 @@ def _signatures(
     table: pd.DataFrame,
     time: pd.DataFrame,
     codes: pd.DataFrame,
+    signature: Array,
     again: npt.NDArray[np.bool_],
 ) -> pd.DataFrame:
     """Sum up owned compute time by what ran: kernel, grid, and the shapes of the operator that launched it."""
     owner = time["owner"].to_numpy()
-    distinct, inverse = np.unique(codes.to_numpy(), axis=0, return_inverse=True)
     texts_of = [[*map(str, events[column].cat.categories), ""] for column in codes]  # the last one for a code of -1
-    texts = ["|".join(own[code] for own, code in zip(texts_of, row, strict=True)) for row in distinct.tolist()]
+    first = codes.iloc[np.unique(signature, return_index=True)[1]]
+    texts = ["|".join(own[code] for own, code in zip(texts_of, row, strict=True)) for row in first.to_numpy().tolist()]
     hashes = np.array([int.from_bytes(blake2b(text.encode(), digest_size=7).digest()) for text in texts], np.int64)
     frame = pd.DataFrame(
         {
             "step": time["step"],
-            "owner": owner,
-            "signature": hashes[inverse.ravel()[owner]],
+            "signature": hashes[signature[owner]],
             "name": codes["name"].to_numpy()[owner],
             "family": table["family"].to_numpy()[owner].astype(np.int64),
+            "count": ~time.duplicated(["step", "owner"]),  # one of several pieces of a run in a step
             "ns": time["ns"],
         }
     )[~again[owner]]
-    sums = frame.groupby(["step", "signature", "name", "family"], as_index=False).agg(
-        count=("owner", "nunique"), ns=("ns", "sum")
-    )
+    sums = frame.groupby(["step", "signature", "name", "family"], as_index=False)[["count", "ns"]].sum()
     named: pd.DataFrame = sums.assign(
         name=events["name"].cat.categories.to_numpy(dtype=object)[sums["name"].to_numpy()]
     )

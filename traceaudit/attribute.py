@@ -12,13 +12,14 @@ from traceaudit.account import RankAccount
 from traceaudit.errors import PartitionError
 from traceaudit.intervals import Array, Intervals, cross, outside, union
 from traceaudit.leaves import Leaf
+from traceaudit.memory import give_back
 from traceaudit.mfu.roofline import Split
 from traceaudit.ranks.align import Clock, by_rank
 from traceaudit.ranks.arrivals import Arrivals
 from traceaudit.ranks.blame import WAIT_LEAVES, Blame, blame
 from traceaudit.ranks.bubbles import Bubbles, divide
 from traceaudit.ranks.collectives import Layout
-from traceaudit.ranks.instances import ROWS, Integers, give_back, small, stretches, summed
+from traceaudit.ranks.instances import ROWS, Integers, small, stretches, summed
 from traceaudit.ranks.links import transfers
 from traceaudit.ranks.matching import Matching
 from traceaudit.ranks.members import each

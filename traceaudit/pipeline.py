@@ -17,6 +17,7 @@ from traceaudit.findings import conclusions, witness
 from traceaudit.host_device import WARNING as ON_HOST
 from traceaudit.idle.summary import facts, gap_table, profiler_overhead
 from traceaudit.inventory import inventory, plan_of, seen_in
+from traceaudit.memory import give_back
 from traceaudit.mfu.model import Run, declared, numerator, peak
 from traceaudit.mfu.roofline import Split, split_compute
 from traceaudit.norms.read import read
@@ -25,7 +26,6 @@ from traceaudit.norms.watch import watch
 from traceaudit.ranks.align import align, hosts
 from traceaudit.ranks.arrivals import arrivals
 from traceaudit.ranks.collectives import FOR_MATCHING, gather, layout
-from traceaudit.ranks.instances import give_back
 from traceaudit.ranks.matching import match
 from traceaudit.ranks.owned import Owned, without_owned
 from traceaudit.ranks.peers import compare

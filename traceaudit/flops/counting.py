@@ -270,7 +270,7 @@ def _place(
     dense = found.whole[kernels] > 0
     kernels, row = kernels[dense], rows[slot[dense]]
     found.dtype[kernels] = _dtypes(events, activities["row"].to_numpy()[kernels], row, works)
-    found.shape[kernels] = events["dims"].astype(object).to_numpy()[row]
+    found.shape[kernels] = events["dims"].iloc[row].astype(object).to_numpy()
 
 
 def _dtypes(events: pd.DataFrame, kernels: Rows, rows: Array, works: dict[int, Work]) -> npt.NDArray[np.object_]:

@@ -186,8 +186,8 @@ def host_activity(trace: Trace, activities: pd.DataFrame) -> Host:
 
 
 def _by_launches(keys: Array, host: Index, launching: Mask) -> tuple[int, ...]:
-    found, inverse = np.unique(keys[host], return_inverse=True)
-    count = np.bincount(inverse, launching[host], len(found))
+    number, found = pd.factorize(keys[host], sort=True)
+    count = np.bincount(number, launching[host], len(found))
     return tuple(int(found[index]) for index in np.argsort(-count, kind="stable"))
 
 

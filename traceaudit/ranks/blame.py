@@ -14,9 +14,10 @@ import pandas as pd
 
 from traceaudit.intervals import Array
 from traceaudit.leaves import Bucket, Leaf, in_bucket
+from traceaudit.memory import give_back
 from traceaudit.ranks.arrivals import Arrivals
 from traceaudit.ranks.elapsed import PIPELINE, TRANSFER, Elapsed, by_row
-from traceaudit.ranks.instances import ROWS, Instances, Integers, give_back, sliced, small, stretches
+from traceaudit.ranks.instances import ROWS, Instances, Integers, sliced, small, stretches
 from traceaudit.ranks.matching import Matching
 from traceaudit.ranks.owned import Owned
 from traceaudit.ranks.peers import Peers

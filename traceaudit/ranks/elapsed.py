@@ -9,7 +9,8 @@ import pandas as pd
 from traceaudit.account import CLASSES
 from traceaudit.intervals import Array
 from traceaudit.leaves import Leaf
-from traceaudit.ranks.instances import ROWS, Integers, give_back, small
+from traceaudit.memory import give_back
+from traceaudit.ranks.instances import ROWS, Integers, small
 from traceaudit.ranks.owned import Owned
 
 TRANSFER, PIPELINE = Leaf.SLOW_LINK, Leaf.UNDIVIDED  # classes of exposed communication beside `CLASSES`

@@ -1,8 +1,6 @@
 """Rows of one table by the instance they belong to, sorted once: what many questions about instances start from."""
 
-import ctypes
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,12 +56,6 @@ def summed_parts(parts: Iterable[pd.DataFrame], keys: list[str], values: Sequenc
 def stretches(rows: int) -> list[slice]:
     """Return the stretches in which rows are looked at, so that what is derived from them fills little memory."""
     return [slice(begin, begin + ROWS) for begin in range(0, max(rows, 1), ROWS)]
-
-
-def give_back() -> None:
-    """Give freed memory back to the system, where its library can: what lies between live objects is kept otherwise."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def small(column: Integers) -> Integers:
