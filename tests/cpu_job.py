@@ -122,7 +122,7 @@ def pipeline(kind: str, faults: list[str]) -> tuple[list[Any], Callable[[Tensor]
     number = WORLD * virtual
     layers = [LAYERS // number] * number
     if "imbalance" in faults:
-        layers[LATE_RANK] *= 3
+        layers[LATE_RANK] *= 6
     places = [rank + WORLD * turn for turn in range(virtual)]
     again = "checkpoint" in faults
     stages: list[Any] = [

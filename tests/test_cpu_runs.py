@@ -164,7 +164,7 @@ def test_pipelines_are_found(job_of: tuple[str, ...], attributed: Attributed) ->
 
 @pytest.mark.parametrize("job_of", [own for own in PIPELINES if "imbalance" in own])
 def test_a_heavy_stage_is_found(job_of: tuple[str, ...], attributed: Attributed) -> None:
-    """The stage that was given three times the layers works the longest."""
+    """The stage that was given six times the layers works the longest."""
     found = attributed(*job_of).result["pipeline"]
     assert found["heaviest_stage"] == job.LATE_RANK
     assert found["heaviest_ratio"] > 1.1
