@@ -33,6 +33,7 @@ SKIP, TIMED, WARMUP, STEPS = 1, 2, 1, 3
 MICROBATCHES = 4
 PAUSE, LATE_PAUSE = 0.15, 0.4  # seconds that a data set and a rank pause: much longer than a busy machine's jitter
 LATE_RANK = 1
+HEAVIER = 6  # times the layers of the other stages
 
 
 class Block(nn.Module):
@@ -122,7 +123,7 @@ def pipeline(kind: str, faults: list[str]) -> tuple[list[Any], Callable[[Tensor]
     number = WORLD * virtual
     layers = [LAYERS // number] * number
     if "imbalance" in faults:
-        layers[LATE_RANK] *= 6
+        layers[LATE_RANK] *= HEAVIER
     places = [rank + WORLD * turn for turn in range(virtual)]
     again = "checkpoint" in faults
     stages: list[Any] = [

@@ -164,7 +164,7 @@ def test_pipelines_are_found(job_of: tuple[str, ...], attributed: Attributed) ->
 
 @pytest.mark.parametrize("job_of", [own for own in PIPELINES if "imbalance" in own])
 def test_a_heavy_stage_is_found(job_of: tuple[str, ...], attributed: Attributed) -> None:
-    """The stage that was given six times the layers works the longest."""
+    """The stage that was given many times the layers works the longest."""
     found = attributed(*job_of).result["pipeline"]
     assert found["heaviest_stage"] == job.LATE_RANK
     assert found["heaviest_ratio"] > 1.1
@@ -206,7 +206,7 @@ def test_counted_and_declared_flops_agree(train: Train) -> None:
 
 def test_run_json_tells_the_job(train: Train) -> None:
     """Parameters are those of the whole model, also of shards and of all stages of a pipeline."""
-    jobs = {("ddp",): 4, ("fsdp",): 4, ("gpipe",): 4, ("interleaved", "imbalance"): 1 + 3 + 1 + 1}  # layers
+    jobs = {("ddp",): 4, ("fsdp",): 4, ("gpipe",): 4, ("interleaved", "imbalance"): 1 + job.HEAVIER + 1 + 1}  # layers
     for scenario, layers in jobs.items():
         run = json.loads((train(*scenario) / "traces" / "run.json").read_text())
         assert run["params"] == sum(weight.numel() for weight in job.Transformer(layers).parameters())
