@@ -94,7 +94,7 @@ def totals(
 
     def part(some: slice) -> pd.DataFrame:
         own, counted = table.iloc[some], inside[some]
-        figures = {
+        values = {
             "bytes": np.maximum(own["bytes"].to_numpy(), 0),
             "exposed_ns": owned[some],
             "wait_ns": waited[some],
@@ -108,7 +108,7 @@ def totals(
                 "leaf": own["leaf"].to_numpy(),
                 "kind": own["kind"].array,
                 "count": counted,
-                **{name: np.where(counted, values, 0) for name, values in figures.items()},
+                **{name: np.where(counted, column, 0) for name, column in values.items()},
             }
         )
 
